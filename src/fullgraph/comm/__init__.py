@@ -1,0 +1,1 @@
+"""Communication: groups, plans, exchanges, and the distributed graph. Knows nothing of autograd."""

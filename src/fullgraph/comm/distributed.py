@@ -1,0 +1,342 @@
+"""The distributed graph: a rank's own rows, its blocks of edges, and the exchange plan.
+
+Letters: n owned rows, N nodes of the whole graph, E edges on this rank, F columns, C classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fullgraph.comm.group import Group
+from fullgraph.comm.plan import ExchangePlan
+from fullgraph.comm.schedule import Schedule, sequential
+from fullgraph.comm.traffic import Traffic
+from fullgraph.graph.blocks import Block, Ownership, build_blocks, edge_field, make_block
+from fullgraph.graph.parts import GraphMeta, Part, Partitioned
+from fullgraph.kernels import group_by
+
+DEFAULT_BLOCK_BYTES = 32 << 20
+
+
+@dataclass
+class Edges:
+    """The edges placed on this rank.
+
+    ``blocks[q]`` has sources owned by rank q. ``origin``: int64 [E], for a graph with self-loops
+    added, the position each edge has in the graph without them, n_base + row for an added loop
+    (n_base: edges there); None for the graph as it was read.
+    """
+
+    blocks: list[Block]
+    origin: Tensor | None = None
+
+    @property
+    def num_edges(self) -> int:
+        return sum(block.num_edges for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A tensor at one moment: the same object, not written to since. Holds no reference to it."""
+
+    tensor: weakref.ref[Tensor] | None
+    version: int
+
+    @staticmethod
+    def of(tensor: Tensor | None) -> _Version:
+        return _Version(None, 0) if tensor is None else _Version(weakref.ref(tensor), tensor._version)
+
+    def is_of(self, tensor: Tensor | None) -> bool:
+        if self.tensor is None or tensor is None:
+            return self.tensor is None and tensor is None
+        return self.tensor() is tensor and self.version == tensor._version
+
+
+@dataclass(frozen=True)
+class _Kept:
+    versions: list[_Version]
+    result: Tensor
+
+
+@dataclass(eq=False)
+class DistributedGraph:
+    """One rank's share of a graph. Give it to a converted model where `edge_index` went.
+
+    A rank *owns* rows: ``node_id[i]`` is the original id of row i, and ``x``, ``y``, masks and
+    outputs have the same row order. Edges are in the order of ``edge_id``.
+
+    Attributes:
+        group: the ranks that share the graph.
+        schedule: how exchange and compute interleave.
+        max_block_bytes: the largest message of rows.
+        meta: what is known of the whole graph.
+        node_id: int64 [n], original ids of the owned rows.
+        x: [n, F] or None; y: [n] or [n, C] or None; masks: bool [n] by name.
+        traffic: bytes moved so far, by layer, direction and peer.
+    """
+
+    group: Group
+    meta: GraphMeta
+    schedule: Schedule
+    max_block_bytes: int
+    ownership: Ownership
+    plan: ExchangePlan
+    edges: Edges
+    node_id: Tensor
+    x: Tensor | None
+    y: Tensor | None
+    masks: dict[str, Tensor]
+    traffic: Traffic = field(default_factory=Traffic)
+    _parts: list[Part] = field(default_factory=list, repr=False)
+    _kept: dict[object, _Kept] = field(default_factory=dict, repr=False)
+    _looped: DistributedGraph | None = field(default=None, repr=False)
+
+    @staticmethod
+    def build(
+        partitioned: Partitioned,
+        group: Group,
+        schedule: str | Schedule | None = None,
+        max_block_bytes: int = DEFAULT_BLOCK_BYTES,
+    ) -> DistributedGraph:
+        """This rank's share of a partitioned graph; every rank of the group calls it.
+
+        Raises ValueError when there are more ranks than parts.
+        """
+        if max_block_bytes < 1:
+            raise ValueError(f"max_block_bytes must be positive, got {max_block_bytes}")
+        meta = partitioned.meta
+        ownership = Ownership.balance(meta, group.size)
+        parts = [partitioned.part(k) for k in ownership.parts_of(group.rank)]
+        blocks, needed = build_blocks(parts, ownership, group.rank)
+        return DistributedGraph(
+            group=group,
+            meta=meta,
+            schedule=sequential() if schedule is None else Schedule.parse(schedule),
+            max_block_bytes=max_block_bytes,
+            ownership=ownership,
+            plan=ExchangePlan.build(group, needed),
+            edges=Edges(blocks),
+            node_id=torch.cat([part.node_id for part in parts]),
+            x=_join([part.x for part in parts]),
+            y=_join([part.y for part in parts]),
+            masks={
+                name: torch.cat([part.masks[name] for part in parts]) for name in parts[0].masks
+            },
+            _parts=parts,
+        )
+
+    # Sizes -------------------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole graph."""
+        return self.meta.num_nodes
+
+    @property
+    def num_owned(self) -> int:
+        """Rows that this rank owns."""
+        return self.node_id.numel()
+
+    @property
+    def num_classes(self) -> int:
+        return self.meta.num_classes
+
+    @property
+    def num_features(self) -> int:
+        return self.meta.num_features
+
+    @property
+    def num_local_edges(self) -> int:
+        """Edges on this rank: the in-edges of the owned rows."""
+        return self.edges.num_edges
+
+    @cached_property
+    def in_degree(self) -> Tensor:
+        """int64 [n]: in-edges of each owned row, over the whole graph."""
+        degree = torch.zeros(self.num_owned, dtype=torch.int64)
+        for block in self.edges.blocks:
+            counts = block.offsets.diff()
+            if block.rows is None:
+                degree += counts
+            else:
+                degree[block.rows.long()] += counts
+        return degree
+
+    @cached_property
+    def edge_target(self) -> Tensor:
+        """int32 [E]: the owned row that each edge points to."""
+        return torch.cat([block.edge_rows() for block in self.edges.blocks])
+
+    # Data --------------------------------------------------------------------------------------
+
+    def _mask(self, name: str) -> Tensor:
+        if name not in self.masks:
+            raise AttributeError(
+                f"graph {self.meta.name!r} has no {name} mask; it has {sorted(self.masks)}"
+            )
+        return self.masks[name]
+
+    @property
+    def train_mask(self) -> Tensor:
+        return self._mask("train")
+
+    @property
+    def val_mask(self) -> Tensor:
+        return self._mask("val")
+
+    @property
+    def test_mask(self) -> Tensor:
+        return self._mask("test")
+
+    @cached_property
+    def edge_id(self) -> Tensor:
+        """int64 [E]: the original position of each edge. A self-loop that was added to node v has
+        the id (edges of the whole graph) + v."""
+        base = edge_field(self._parts, self.ownership, "edge_id")
+        assert base is not None  # every part has it
+        if self.edges.origin is None:
+            return base
+        return torch.cat([base, self.meta.num_edges + self.node_id])[self.edges.origin]
+
+    @cached_property
+    def edge_weight(self) -> Tensor | None:
+        """[E] or None, in the order of `edge_id`."""
+        return edge_field(self._parts, self.ownership, "edge_weight")
+
+    @cached_property
+    def edge_attr(self) -> Tensor | None:
+        """[E, D] or None, in the order of `edge_id`."""
+        return edge_field(self._parts, self.ownership, "edge_attr")
+
+    # Views -------------------------------------------------------------------------------------
+
+    def with_schedule(self, schedule: str | Schedule) -> DistributedGraph:
+        """The same graph under another schedule; edges, rows and the account are shared."""
+        view = copy.copy(self)
+        view.schedule = Schedule.parse(schedule)
+        view._looped = None
+        return view
+
+    def with_self_loops(self) -> DistributedGraph:
+        """The same graph with exactly one self-loop a node, as PyG's `add_remaining_self_loops`:
+        of a node's own loops the last one stays, a node without any gets one."""
+        if self._looped is None:
+            edges, view = self._edges_with_self_loops(), self
+            if edges is not None:
+                view = copy.copy(self)
+                view.edges, view._kept = edges, {}
+                for name in ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr"):
+                    view.__dict__.pop(name, None)
+            self._looped = view
+        return self._looped
+
+    def extend_to_self_loops(self, weight: Tensor | None, fill: float, dtype: torch.dtype) -> Tensor:
+        """Edge weights of this graph for `with_self_loops`, `fill` where a loop was added. [E]"""
+        origin = self.with_self_loops().edges.origin
+        if weight is None:
+            weight = torch.ones(self.num_local_edges, dtype=dtype)
+        if origin is None:
+            return weight
+        added = torch.full((self.num_owned,), fill, dtype=weight.dtype)
+        return torch.cat([weight, added])[origin]
+
+    def _edges_with_self_loops(self) -> Edges | None:
+        """The edges with one loop a row, or None where every row has exactly one already."""
+        rank, n = self.group.rank, self.num_owned
+        own = self.edges.blocks[rank]
+        dst, src = own.edge_rows(), own.cols
+        loop = dst == src
+        loop_rows = dst[loop]  # ascending, and a row's own loops in their original order
+        if torch.equal(loop_rows, torch.arange(n, dtype=torch.int32)):
+            return None
+        position = torch.arange(own.first_edge, own.first_edge + own.num_edges)
+        remaining = torch.arange(self.num_local_edges, self.num_local_edges + n)
+        is_last = torch.ones_like(loop_rows, dtype=torch.bool)
+        is_last[:-1] = loop_rows[1:] != loop_rows[:-1]
+        remaining[loop_rows[is_last].long()] = position[loop][is_last]
+        rows = torch.arange(n, dtype=torch.int32)
+        dst, src = torch.cat([dst[~loop], rows]), torch.cat([src[~loop], rows])
+        position = torch.cat([position[~loop], remaining])
+        by_src = group_by(src, n)[1]
+        order = by_src[group_by(dst[by_src], n)[1]]
+        new = make_block(rank, dst[order], src[order], n, n, own.first_edge, compact_rows=False)
+        return self._replace_own_block(new, position[order])
+
+    def _replace_own_block(self, new: Block, new_origin: Tensor) -> Edges:
+        rank = self.group.rank
+        shift = new.num_edges - self.edges.blocks[rank].num_edges
+        blocks, origin = [], []
+        for block in self.edges.blocks:
+            origin.append(torch.arange(block.first_edge, block.edges.stop))
+            blocks.append(copy.copy(block))
+            if block.source_rank > rank:
+                blocks[-1].first_edge += shift
+        blocks[rank], origin[rank] = new, new_origin
+        return Edges(blocks, torch.cat(origin))
+
+    # Results that do not change from step to step -------------------------------------------------
+
+    def is_static(self, rows: Tensor) -> bool:
+        """Whether these are the graph's own features, which no step changes."""
+        return rows is self.x and not rows.requires_grad
+
+    def keep(self, key: object, sources: Sequence[Tensor | None], result: Tensor) -> Tensor:
+        """Remember `result`, computed from `sources`, until one of these changes."""
+        self._kept[key] = _Kept([_Version.of(tensor) for tensor in sources], result)
+        return result
+
+    def kept(self, key: object, sources: Sequence[Tensor | None]) -> Tensor | None:
+        found = self._kept.get(key)
+        if found is None or any(not v.is_of(t) for v, t in zip(found.versions, sources)):
+            return None
+        return found.result
+
+    # Results -----------------------------------------------------------------------------------
+
+    def gather(self, rows: Tensor) -> Tensor | None:
+        """Rows of all ranks in the original node order, [N, ...], on rank 0; None elsewhere.
+
+        rows: [n, ...] of this rank, in the order of `node_id`.
+        """
+        if rows.shape[0] != self.num_owned:
+            raise ValueError(
+                f"rows must have one row for each of the {self.num_owned} owned nodes, "
+                f"got shape {tuple(rows.shape)}"
+            )
+        group, counts = self.group, self.ownership.num_owned
+        mine = [rows.detach().contiguous(), self.node_id]
+        result = rows.new_empty((self.num_nodes, *rows.shape[1:])) if group.rank == 0 else None
+        if result is None:
+            for tensor in mine:
+                if tensor.numel():
+                    group.wait(group.isend(tensor, 0), "sending results to rank 0")
+            return None
+        result[self.node_id] = mine[0]
+        for peer in range(1, group.size):
+            theirs = [rows.new_empty((counts[peer], *rows.shape[1:])),
+                      self.node_id.new_empty(counts[peer])]  # fmt: skip
+            for tensor in theirs:
+                if tensor.numel():
+                    group.wait(group.irecv(tensor, peer), f"receiving results from rank {peer}")
+            result[theirs[1]] = theirs[0]
+        return result
+
+    def max_rows(self, row_bytes: int) -> int:
+        """How many rows of `row_bytes` a message may have."""
+        return max(1, self.max_block_bytes // max(1, row_bytes))
+
+
+def _join(pieces: list[Tensor | None]) -> Tensor | None:
+    present = [piece for piece in pieces if piece is not None]
+    if not present:
+        return None
+    return present[0] if len(present) == 1 else torch.cat(present)
+
+

@@ -1,0 +1,129 @@
+"""Running a plan: the one loop through which rows travel, whatever the schedule.
+
+All ranks go through the same grid of ticks (ring step, message) in the same order. At a tick a
+rank posts what it receives and what it sends, and it completes a tick once `prefetch` later ones
+are posted. A wait therefore depends only on posts that come earlier in that order, so ranks cannot
+block each other in a circle, whatever the sizes, and two ranks always post the messages between
+them in the same order, so none needs a tag.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+from fullgraph.comm.group import Group
+from fullgraph.comm.plan import Message, Tick
+from fullgraph.comm.traffic import Flow, Traffic
+
+
+@dataclass
+class Exchange:
+    """One exchange of a layer: what to send, where to receive, what to do on arrival.
+
+    Args:
+        layer, direction: for the account and for errors.
+        make: the rows of an outgoing message, contiguous.
+        allot: a contiguous buffer for an incoming message.
+        take: uses an incoming message; its buffer is free afterwards. In an exchange with replies
+            it returns what goes back to the sender.
+        meanwhile: work that needs nothing remote, done once the first messages are under way.
+        take_reply: uses the reply to an outgoing message; None: there are no replies.
+    """
+
+    group: Group
+    traffic: Traffic
+    layer: str
+    direction: str
+    make: Callable[[Message], Tensor]
+    allot: Callable[[Message], Tensor]
+    take: Callable[[Message, Tensor], Tensor | None]
+    meanwhile: Callable[[], None]
+    take_reply: Callable[[Message, Tensor], None] | None = None
+
+    def run(self, ticks: Iterable[Tick], prefetch: int) -> None:
+        flying: deque[_Flight] = deque()
+        pending = iter(ticks)
+        for tick in pending:
+            flying.append(self._post(tick.out, tick.into))
+            if len(flying) > prefetch:
+                break
+        self.meanwhile()
+        replies: deque[_Flight] = deque()
+        for tick in pending:
+            self._complete(flying.popleft(), replies)
+            flying.append(self._post(tick.out, tick.into))
+        while flying:
+            self._complete(flying.popleft(), replies)
+        while replies:
+            self._complete_reply(replies.popleft())
+
+    def _post(
+        self, out: Message | None, into: Message | None, leaving: Tensor | None = None
+    ) -> _Flight:
+        """Post the receive first, so that data can arrive while the outgoing rows are made."""
+        flight = _Flight(out, into)
+        if into is not None:
+            flight.arriving = self.allot(into)
+            if flight.arriving.numel():
+                flight.receive = self.group.irecv(flight.arriving, into.peer)
+        if out is not None:
+            flight.leaving = self.make(out) if leaving is None else leaving
+            self.traffic.sent[self._flow(out)] += flight.leaving.nbytes
+            if flight.leaving.numel():
+                flight.send = self.group.isend(flight.leaving, out.peer)
+        return flight
+
+    def _complete(self, flight: _Flight, replies: deque[_Flight]) -> None:
+        answer = None
+        rows = self._arrived(flight)
+        if flight.into is not None and rows is not None:
+            answer = self.take(flight.into, rows)
+        if self.take_reply is not None:
+            replies.append(self._post(flight.into, flight.out, answer))
+            if len(replies) > 1:
+                self._complete_reply(replies.popleft())
+        self._left(flight)
+
+    def _complete_reply(self, flight: _Flight) -> None:
+        rows = self._arrived(flight)
+        if flight.into is not None and rows is not None and self.take_reply is not None:
+            self.take_reply(flight.into, rows)
+        self._left(flight)
+
+    def _arrived(self, flight: _Flight) -> Tensor | None:
+        if flight.into is not None and flight.arriving is not None:
+            if flight.receive is not None:
+                self.group.wait(flight.receive, self._operation("receiving", flight.into, "from"))
+            self.traffic.received[self._flow(flight.into)] += flight.arriving.nbytes
+        return flight.arriving
+
+    def _left(self, flight: _Flight) -> None:
+        if flight.out is not None and flight.send is not None:
+            self.group.wait(flight.send, self._operation("sending", flight.out, "to"))
+        flight.leaving = None
+
+    def _flow(self, message: Message) -> Flow:
+        return Flow(self.layer, self.direction, message.peer)
+
+    def _operation(self, verb: str, message: Message, preposition: str) -> str:
+        return (
+            f"{verb} {message.num_rows} rows {preposition} rank {message.peer} "
+            f"in the {self.direction} pass of layer {self.layer!r}"
+        )
+
+
+@dataclass
+class _Flight:
+    """A posted tick."""
+
+    out: Message | None
+    into: Message | None
+    arriving: Tensor | None = None
+    receive: dist.Work | None = None
+    leaving: Tensor | None = None
+    send: dist.Work | None = None

@@ -1,0 +1,201 @@
+"""The group of ranks: point-to-point moves and all-reduce, with bounded waits and named errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+DEFAULT_TIMEOUT = timedelta(minutes=5)
+
+
+class CommError(RuntimeError):
+    """An exchange did not complete: names this rank, the peer and the operation."""
+
+
+class Group:
+    """The ranks that train together. Passed to whatever communicates; there is no global one.
+
+    Args:
+        process_group: a torch.distributed group; None with ``torch.distributed`` initialised means
+            its default group, and without it a group of one.
+        timeout: the longest any single wait may take.
+        store: where a failing rank leaves its message for the others (see `init`); None: nowhere.
+    """
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        store: dist.Store | None = None,
+    ) -> None:
+        if process_group is None and dist.is_initialized():
+            process_group = dist.group.WORLD
+        self.process_group = process_group
+        self.rank = 0 if process_group is None else dist.get_rank(process_group)
+        self.size = 1 if process_group is None else dist.get_world_size(process_group)
+        self.timeout = timeout
+        self._store = store
+        on_gpu = process_group is not None and dist.get_backend(process_group) == "nccl"
+        self.device = torch.device("cuda") if on_gpu else torch.device("cpu")
+
+    def __repr__(self) -> str:
+        return f"Group(rank={self.rank}, size={self.size})"
+
+    @staticmethod
+    def of(group: Group | None) -> Group:
+        """`group`, or where it is None the default group of torch.distributed."""
+        return Group() if group is None else group
+
+    # Plain moves -------------------------------------------------------------------------------
+
+    def isend(self, tensor: Tensor, peer: int) -> dist.Work:
+        return self._post(dist.isend, tensor, peer, "sending to")
+
+    def irecv(self, tensor: Tensor, peer: int) -> dist.Work:
+        return self._post(dist.irecv, tensor, peer, "receiving from")
+
+    def _post(self, move: Any, tensor: Tensor, peer: int, verb: str) -> dist.Work:
+        try:
+            work = move(tensor, group=self.process_group, group_dst=peer) if move is dist.isend \
+                else move(tensor, group=self.process_group, group_src=peer)  # fmt: skip
+        except RuntimeError as error:
+            raise self._error(f"{verb} rank {peer}", error) from error
+        assert work is not None  # this rank is in its own group
+        return work
+
+    def wait(self, work: dist.Work, operation: str) -> None:
+        """Wait for a posted move; CommError naming `operation` when it fails or takes too long."""
+        try:
+            work.wait(self.timeout)
+        except RuntimeError as error:
+            raise self._error(operation, error) from error
+
+    def all_reduce(self, tensor: Tensor, operation: str) -> Tensor:
+        """Sum `tensor` over the ranks, in place; the same bits on every rank."""
+        if self.size > 1:
+            try:
+                work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
+            except RuntimeError as error:
+                raise self._error(f"all-reduce of {operation}", error) from error
+            assert work is not None
+            self.wait(work, f"all-reduce of {operation}")
+        return tensor
+
+    def broadcast(self, tensor: Tensor, operation: str) -> Tensor:
+        """Copy `tensor` of rank 0 to every rank, in place."""
+        if self.size > 1:
+            try:
+                work = dist.broadcast(
+                    tensor, group=self.process_group, group_src=0, async_op=True
+                )  # fmt: skip
+            except RuntimeError as error:
+                raise self._error(f"broadcast of {operation}", error) from error
+            assert work is not None
+            self.wait(work, f"broadcast of {operation}")
+        return tensor
+
+    def all_gather(self, tensor: Tensor, operation: str) -> list[Tensor]:
+        """Every rank's `tensor`, by rank; first sizes may differ, the rest may not. For set-up."""
+        if self.size == 1:
+            return [tensor]
+        sizes = torch.zeros(self.size, dtype=torch.int64, device=tensor.device)
+        sizes[self.rank] = tensor.shape[0]
+        rows = self.all_reduce(sizes, f"sizes of {operation}").tolist()
+        pieces = [tensor.new_empty((n, *tensor.shape[1:])) for n in rows]
+        pieces[self.rank] = tensor.contiguous()
+        self.exchange([pieces[self.rank]] * self.size, pieces, operation)
+        return pieces
+
+    def exchange(self, outgoing: list[Tensor], incoming: list[Tensor], operation: str) -> None:
+        """Send outgoing[r] to every other rank r and fill incoming[r] from it. For set-up."""
+        works = []
+        for step in range(1, self.size):
+            to, source = (self.rank - step) % self.size, (self.rank + step) % self.size
+            if incoming[source].numel():
+                work = self.irecv(incoming[source], source)
+                works.append((work, f"receiving {operation} from rank {source}"))
+            if outgoing[to].numel():
+                works.append((self.isend(outgoing[to], to), f"sending {operation} to rank {to}"))
+        for work, what in works:
+            self.wait(work, what)
+
+    # Failures ----------------------------------------------------------------------------------
+
+    def report_failure(self, error: BaseException) -> None:
+        """Leave the reason this rank stops where the other ranks' errors will quote it."""
+        if self._store is not None and not isinstance(error, CommError):
+            try:
+                self._store.set(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:500])
+            except RuntimeError:  # the store went down with the rank that held it
+                pass
+
+    def _error(self, operation: str, error: RuntimeError) -> CommError:
+        reason = str(error).strip().splitlines()
+        message = f"rank {self.rank}: {operation} failed"
+        message += f" (limit {self.timeout.total_seconds():g} s): {reason[0] if reason else ''}"
+        return CommError(message + self._failures())
+
+    def _failures(self) -> str:
+        """What other ranks reported before they stopped, giving them a moment to do so."""
+        if self._store is None:
+            return ""
+        for _ in range(10):
+            try:
+                failed = [r for r in range(self.size) if self._store.check([f"failed/{r}"])]
+                if failed:
+                    said = [f"rank {r} raised {self._store.get(f'failed/{r}').decode()}"
+                            for r in failed]  # fmt: skip
+                    return "; " + "; ".join(said)
+            except RuntimeError:
+                return ""
+            time.sleep(0.1)
+        return ""
+
+
+def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = None) -> Group:
+    """Join the group that torchrun started, or make a group of one where nothing did.
+
+    An exception that ends this process is reported to the other ranks, whose own errors then name
+    it. Calling it again, or after ``torch.distributed.init_process_group``, joins what is there.
+
+    Args:
+        timeout: the longest any single wait may take, in seconds or as a timedelta.
+        backend: of torch.distributed; by default "nccl" where CUDA is available, else "gloo".
+    """
+    if not isinstance(timeout, timedelta):
+        timeout = timedelta(seconds=timeout)
+    if timeout <= timedelta(0):
+        raise ValueError(f"timeout must be positive, got {timeout}")
+    if dist.is_initialized() or "WORLD_SIZE" not in os.environ:
+        return Group(timeout=timeout)
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    store.set_timeout(timeout)
+    if backend is None:
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(
+        backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size,
+        timeout=timeout,
+    )  # fmt: skip
+    group = Group(timeout=timeout, store=dist.PrefixStore("fullgraph", store))
+    _report_uncaught(group)
+    return group
+
+
+def _report_uncaught(group: Group) -> None:
+    previous = sys.excepthook
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        group.report_failure(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = report

@@ -1,0 +1,1 @@
+"""Models: converting PyG's layers, and what their functions mean on shared rows."""

@@ -1,0 +1,129 @@
+"""`convert`: make a PyG model accept a distributed graph where it took `edge_index`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch_geometric.nn as pyg
+from torch_geometric.nn.conv import MessagePassing
+
+from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.nn.layers import LAYERS, check_layer
+from fullgraph.nn.rows import RowFunctions
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+class UnsupportedLayerError(NotImplementedError):
+    """A layer that would not give the whole graph's result; names its path in the model."""
+
+
+class Converted:
+    """Mixed into the class of a converted model: runs its forward pass on a distributed graph.
+
+    ``dropout_seed`` and ``dropout_step`` (forward passes in training mode so far) key its dropout
+    masks. On anything but a distributed graph the model runs as it did before.
+    """
+
+    dropout_seed: int
+    dropout_step: int
+    training: bool
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        graph = _find_graph([*args, *kwargs.values()])
+        if graph is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        step = self.dropout_step
+        self.dropout_step += bool(self.training)
+        with RowFunctions(graph, self.dropout_seed, step):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+
+def convert(model: Model, seed: int = 0) -> Model:
+    """Make `model` accept a `DistributedGraph` where it took `edge_index`, in place.
+
+    Parameters and the keys of `state_dict` stay as they are, so weights load both ways, and on a
+    plain `edge_index` the model still runs PyG's own code. Layers are given their distributed
+    counterpart by changing their class; dropout, batch norm and functions that mix rows are
+    looked after while the model runs (see `fullgraph.nn.rows`).
+
+    Args:
+        model: a PyG or torch model, or a single layer.
+        seed: of the dropout masks; the same on every rank.
+
+    Raises:
+        UnsupportedLayerError: a layer, or an option of one, that is not supported; it names the
+            layer's path, the reason, and what is.
+    """
+    if isinstance(model, Converted):
+        model.dropout_seed = seed
+        return model
+    modules = list(model.named_modules())
+    for path, module in _outermost(modules):
+        _check(path or "(the model)", module)
+    for path, module in modules:
+        if type(module) in LAYERS:
+            module.__class__ = LAYERS[type(module)]
+            module.fullgraph_layer = path or type(module).__name__  # type: ignore[assignment]
+    kind = type(model)
+    model.__class__ = type(kind.__name__, (Converted, kind), {"__module__": kind.__module__})
+    converted: Any = model
+    converted.dropout_seed, converted.dropout_step = seed, 0
+    return model
+
+
+def _outermost(
+    modules: list[tuple[str, torch.nn.Module]],
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Without the aggregations that belong to a layer, which the layer answers for."""
+    inside = {
+        f"{path}.aggr_module" if path else "aggr_module"
+        for path, module in modules
+        if isinstance(module, MessagePassing)
+    }
+    for path, module in modules:
+        if not any(path == name or path.startswith(name + ".") for name in inside):
+            yield path, module
+
+
+# Modules of PyG, besides the layers in LAYERS, that treat every row by itself (or, like batch
+# norm, through functions that `RowFunctions` looks after).
+_ROW_WISE = (
+    pyg.Linear, pyg.MLP, pyg.BatchNorm, pyg.JumpingKnowledge, pyg.models.basic_gnn.BasicGNN,
+    pyg.Sequential, pyg.models.jumping_knowledge.JumpingKnowledge,
+)  # fmt: skip
+
+
+def _check(path: str, module: torch.nn.Module) -> None:
+    reason = None
+    if isinstance(module, MessagePassing):
+        reason = check_layer(module)
+    elif isinstance(module, pyg.LayerNorm):
+        if module.mode != "node":
+            reason = "mode='graph' normalises over all nodes; mode='node' is supported"
+    elif isinstance(module, pyg.BatchNorm) and module.allow_single_element:
+        reason = "allow_single_element decides by the rank's number of rows"
+    elif isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
+        reason = "it normalises over the nodes of one rank; use BatchNorm"
+    elif type(module).__module__.startswith("torch_geometric.nn"):
+        if not isinstance(module, _ROW_WISE):
+            reason = "it may combine nodes in a way that is not supported yet"
+    if reason is not None:
+        supported = ", ".join(sorted(kind.__name__ for kind in LAYERS))
+        raise UnsupportedLayerError(
+            f"layer {path!r} ({type(module).__name__}) cannot run on a distributed graph: "
+            f"{reason}. Supported layers: {supported}; torch modules that treat rows one by one; "
+            "BatchNorm, LayerNorm(mode='node'), Dropout, MLP, JumpingKnowledge"
+        )
+
+
+def _find_graph(values: list[Any]) -> DistributedGraph | None:
+    for value in values:
+        if isinstance(value, DistributedGraph):
+            return value
+        inner = getattr(value, "edge_index", None)
+        if isinstance(inner, DistributedGraph):
+            return inner
+    return None

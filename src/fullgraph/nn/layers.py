@@ -1,0 +1,212 @@
+"""PyG layers whose messages are linear in the source's row, on a distributed graph.
+
+Each class here is its PyG layer with `propagate` (and, where the order of the two products can be
+chosen, `forward`) answering for a distributed graph. On a plain `edge_index` all of them run PyG's
+code. `convert` swaps the classes; nobody constructs these.
+
+Letters: n owned rows, E edges on this rank, F columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+
+from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.nn.normalize import Normalized, gcn_normalized
+from fullgraph.ops.aggregate import aggregate
+
+SUPPORTED_AGGREGATIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
+
+
+class _Linear(MessagePassing):
+    """Messages w[e] · x[src(e)], reduced by the layer's aggregation."""
+
+    fullgraph_layer: str
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        if not isinstance(edge_index, DistributedGraph):
+            return super().propagate(edge_index, size=size, **kwargs)
+        x = kwargs["x"]
+        x = x[0] if isinstance(x, (tuple, list)) else x
+        return self._aggregate(edge_index, x, kwargs.get("edge_weight"))
+
+    def _aggregate(self, graph: DistributedGraph, x: Tensor, weight: Tensor | None) -> Tensor:
+        reduce = SUPPORTED_AGGREGATIONS[self.aggr]
+        return aggregate(graph, x, reduce, weight=weight, layer=self.fullgraph_layer)
+
+    def _aggregate_and_project(
+        self, graph: DistributedGraph, x: Tensor, lin: torch.nn.Module, weight: Tensor | None
+    ) -> Tensor:
+        """lin(A x), computed as (A x) Wᵀ or A (x Wᵀ), whichever exchanges narrower rows.
+
+        The graph's own features are aggregated first: that is done once, not every step.
+        """
+        linear_in_rows = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
+        narrows = lin.weight.shape[0] < lin.weight.shape[1]
+        if not (linear_in_rows and narrows) or graph.is_static(x):
+            return lin(self._aggregate(graph, x, weight))
+        out = self._aggregate(graph, F.linear(x, lin.weight), weight)
+        return out if lin.bias is None else out + lin.bias
+
+
+class SAGEConv(_Linear, pyg.SAGEConv):
+    """GraphSAGE (arXiv 1706.02216): W_l · aggr(x[j]) + W_r · x[i]."""
+
+    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
+        if not isinstance(edge_index, DistributedGraph):
+            return super().forward(x, edge_index, size)
+        source, target = _one_set_of_nodes(x, self)
+        if self.project:
+            source = self.lin(source).relu()
+        out = self._aggregate_and_project(edge_index, source, self.lin_l, None)
+        if self.root_weight:
+            out = out + self.lin_r(target)
+        return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
+
+
+class GraphConv(_Linear, pyg.GraphConv):
+    """Higher-order GNN (arXiv 1810.02244): W_rel · aggr(w[e] x[j]) + W_root · x[i]."""
+
+    def forward(
+        self, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None
+    ) -> Tensor:
+        if not isinstance(edge_index, DistributedGraph):
+            return super().forward(x, edge_index, edge_weight, size)
+        source, target = _one_set_of_nodes(x, self)
+        out = self._aggregate_and_project(edge_index, source, self.lin_rel, edge_weight)
+        return out + self.lin_root(target)
+
+
+class GINConv(_Linear, pyg.GINConv):
+    """GIN (arXiv 1810.00826): nn((1 + ε) x[i] + aggr(x[j]))."""
+
+
+class _Normalized(_Linear):
+    """A layer on D^-1/2 A D^-1/2, as PyG's `gcn_norm` has it."""
+
+    add_self_loops: bool
+    improved: bool = False
+    normalize: bool = True
+    cached: bool
+    _fullgraph_norm: Normalized | None = None
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._fullgraph_norm = None
+
+    def _norm(self, graph: DistributedGraph, x: Tensor, weight: Tensor | None) -> Normalized:
+        if not self.normalize:
+            return Normalized(graph, weight, None)
+        norm = self._fullgraph_norm if self.cached else None
+        if norm is None or norm.graph.meta != graph.meta:
+            fill = (2.0 if self.improved else 1.0) if self.add_self_loops else None
+            norm = gcn_normalized(graph, weight, fill, x.dtype)
+            if self.cached:
+                self._fullgraph_norm = norm
+        return norm
+
+    def _aggregate(self, graph: DistributedGraph, x: Tensor, weight: Tensor | None) -> Tensor:
+        norm = self._norm(graph, x, weight)
+        return norm.aggregate(x, SUPPORTED_AGGREGATIONS[self.aggr], self.fullgraph_layer)
+
+
+class GCNConv(_Normalized, pyg.GCNConv):
+    """GCN (arXiv 1609.02907): D^-1/2 (A + I) D^-1/2 x W + b."""
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        if not isinstance(edge_index, DistributedGraph):
+            return super().forward(x, edge_index, edge_weight)
+        if isinstance(x, (tuple, list)):
+            return super().forward(x, edge_index, edge_weight)  # PyG's own error
+        sums = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
+        widens = self.lin.weight.shape[0] > self.lin.weight.shape[1]
+        if sums and (widens or edge_index.is_static(x)):
+            out = self.lin(self._aggregate(edge_index, x, edge_weight))
+        else:
+            out = self._aggregate(edge_index, self.lin(x), edge_weight)
+        return out if self.bias is None else out + self.bias
+
+
+class SGConv(_Normalized, pyg.SGConv):
+    """SGC (arXiv 1902.07153): (D^-1/2 (A + I) D^-1/2)^K x W + b."""
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        if not isinstance(edge_index, DistributedGraph):
+            return super().forward(x, edge_index, edge_weight)
+        if self.cached and self._cached_x is not None:
+            return self.lin(self._cached_x.detach())
+        narrows = self.lin.weight.shape[0] < self.lin.weight.shape[1]
+        narrow_first = narrows and not self.cached and not edge_index.is_static(x)
+        if narrow_first:
+            x = F.linear(x, self.lin.weight)
+        for _ in range(self.K):
+            x = self._aggregate(edge_index, x, edge_weight)
+        if self.cached:
+            self._cached_x = x
+        if not narrow_first:
+            return self.lin(x)
+        return x if self.lin.bias is None else x + self.lin.bias
+
+
+class APPNP(_Normalized, pyg.APPNP):
+    """APPNP (arXiv 1810.05997): x ← (1 - α) D^-1/2 (A + I) D^-1/2 x + α h, K times."""
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        if not isinstance(edge_index, DistributedGraph):
+            return super().forward(x, edge_index, edge_weight)
+        h, norm = x, self._norm(edge_index, x, edge_weight)
+        for _ in range(self.K):
+            if self.dropout > 0 and self.training:
+                norm = norm.with_edge_dropout(self.dropout, x.dtype)
+            x = norm.aggregate(x, SUPPORTED_AGGREGATIONS[self.aggr], self.fullgraph_layer)
+            x = x * (1 - self.alpha) + self.alpha * h
+        return x
+
+
+LAYERS: dict[type[MessagePassing], type[MessagePassing]] = {
+    pyg.SAGEConv: SAGEConv,
+    pyg.GraphConv: GraphConv,
+    pyg.GINConv: GINConv,
+    pyg.GCNConv: GCNConv,
+    pyg.SGConv: SGConv,
+    pyg.APPNP: APPNP,
+}
+
+
+def check_layer(layer: MessagePassing) -> str | None:
+    """Why this layer cannot run on a distributed graph, or None."""
+    if type(layer) not in LAYERS and type(layer) not in LAYERS.values():
+        return "its messages are not known to be linear in the source's features"
+    if layer.aggr not in SUPPORTED_AGGREGATIONS:
+        names = ", ".join(sorted(SUPPORTED_AGGREGATIONS))
+        return f"aggr={layer.aggr!r} is not supported; these are: {names}"
+    if layer.flow != "source_to_target":
+        return "flow='target_to_source'; reverse the edges of the graph instead"
+    if layer.decomposed_layers > 1:
+        return f"decomposed_layers={layer.decomposed_layers}; 1 is supported"
+    if layer.node_dim not in (-2, 0):
+        return f"node_dim={layer.node_dim}; nodes must come first"
+    hooks = ("_propagate_forward_pre_hooks", "_propagate_forward_hooks",
+             "_message_forward_pre_hooks", "_message_forward_hooks",
+             "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks")  # fmt: skip
+    if any(getattr(layer, name, None) for name in hooks) or layer.explain:
+        return "it has hooks on its messages or is being explained"
+    return None
+
+
+def _one_set_of_nodes(x: Any, layer: MessagePassing) -> tuple[Tensor, Tensor]:
+    if isinstance(x, Tensor):
+        return x, x
+    source, target = x
+    if target is None or target.shape[0] != source.shape[0]:
+        raise ValueError(
+            f"{type(layer).__name__} on a distributed graph takes the owned rows of one set of "
+            "nodes, as x or (x, x); bipartite graphs are not supported yet"
+        )
+    return source, target

@@ -1,0 +1,173 @@
+"""What a converted model's own functions mean when the rows are shared among ranks.
+
+While a converted model runs on a distributed graph, `RowFunctions` stands between it and
+`torch.nn.functional`: dropout takes its counter-based mask, batch norm its statistics from all
+ranks, and functions that would silently mix a rank's rows are refused. Everything else, being
+row-wise, passes through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
+
+from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.ops.batch_norm import batch_norm
+from fullgraph.ops.dropout import DropoutKey, dropout
+
+_OTHER_DROPOUTS = {
+    F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.rrelu,
+    F.gumbel_softmax, torch.dropout_, torch.alpha_dropout, torch.feature_dropout, torch.bernoulli,
+    torch.rand_like, torch.randn_like, torch.randint_like, Tensor.bernoulli_, Tensor.normal_,
+    Tensor.uniform_, Tensor.bernoulli,
+}  # fmt: skip
+
+_LOSSES = {
+    F.cross_entropy, F.nll_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits,
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.kl_div,
+}  # fmt: skip
+
+_REDUCTIONS = {
+    getattr(owner, name)
+    for owner in (torch, Tensor)
+    for name in (
+        "sum", "mean", "max", "min", "amax", "amin", "var", "std", "prod", "norm", "softmax",
+        "log_softmax", "logsumexp", "cumsum", "sort", "argsort", "median", "argmax", "argmin",
+        "var_mean", "std_mean", "topk", "unique", "flip", "roll",
+    )
+    if hasattr(owner, name)
+} | {F.softmax, F.log_softmax, F.instance_norm}  # fmt: skip
+
+
+def drop_edges(weight: Tensor, graph: DistributedGraph, p: float) -> Tensor:
+    """Dropout on a value for each edge [E], keyed on the edges' ids, for layers to call."""
+    if has_torch_function_unary(weight):
+        return handle_torch_function(drop_edges, (weight,), weight, graph, p)
+    raise RuntimeError(
+        "dropout on edges is keyed on the converted model's forward pass: call the model that "
+        "fullgraph.convert returned, not one of its layers"
+    )
+
+
+class RowFunctions(TorchFunctionMode):
+    """One forward pass of a converted model over a distributed graph.
+
+    Args:
+        seed, step: the key of this pass's dropout masks.
+    """
+
+    def __init__(self, graph: DistributedGraph, seed: int, step: int) -> None:
+        super().__init__()
+        self.graph, self.seed, self.step = graph, seed, step
+        self.num_dropouts = 0
+
+    def next_key(self) -> DropoutKey:
+        """The key of the next dropout; they are counted through the forward pass."""
+        key = DropoutKey(self.seed, self.step, self.num_dropouts)
+        self.num_dropouts += 1
+        return key
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.dropout:
+            return self._dropout(*args, **kwargs)
+        if func is drop_edges:
+            return self._drop_edges(*args)
+        if func is F.batch_norm:
+            return self._batch_norm(*args, **kwargs)
+        if func in _OTHER_DROPOUTS or func in _LOSSES or func in _REDUCTIONS:
+            self._refuse(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or p == 0:
+            return input
+        self._require_rows(input, "dropout")
+        out = dropout(input, self.graph.node_id, p, self.next_key())
+        return input.copy_(out) if inplace else out
+
+    def _drop_edges(self, weight: Tensor, graph: DistributedGraph, p: float) -> Tensor:
+        return dropout(weight, graph.edge_id, p, self.next_key())
+
+    def _batch_norm(
+        self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+        weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+        momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        if not training:
+            return F.batch_norm(
+                input, running_mean, running_var, weight, bias, False, momentum, eps
+            )
+        self._require_rows(input, "batch norm")
+        if input.dim() != 2:
+            raise ValueError(f"batch norm takes rows [n, F], got shape {tuple(input.shape)}")
+        return batch_norm(
+            input, running_mean, running_var, weight, bias, momentum, eps,
+            num_rows=self.graph.num_nodes, group=self.graph.group,
+        )  # fmt: skip
+
+    def _require_rows(self, input: Tensor, what: str) -> None:
+        if input.dim() == 0 or input.shape[0] != self.graph.num_owned:
+            raise ValueError(
+                f"{what} inside a converted model takes one row for each of the "
+                f"{self.graph.num_owned} owned nodes, got shape {tuple(input.shape)}; "
+                "anything else would differ from rank to rank"
+            )
+
+    def _refuse(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        x = args[0] if args else kwargs.get("input")
+        if not self._has_node_rows(x):
+            return
+        name = getattr(func, "__name__", str(func))
+        if func in _OTHER_DROPOUTS:
+            if kwargs.get("training", True) is not False:
+                raise NotImplementedError(
+                    f"{name} on node rows draws numbers that depend on the number of ranks; "
+                    "use torch.nn.functional.dropout, whose mask does not"
+                )
+        elif func in _LOSSES:
+            if kwargs.get("reduction", "mean") != "none":
+                raise NotImplementedError(
+                    f"{name} inside a converted model is a loss of this rank's rows alone; use "
+                    "fullgraph.cross_entropy or fullgraph.global_mean(values, mask)"
+                )
+        elif _reduces_rows(func, args, kwargs, x.dim()):
+            raise NotImplementedError(
+                f"{name} over the node dimension sees only this rank's {x.shape[0]} of "
+                f"{self.graph.num_nodes} nodes; reduce with fullgraph.sum_over_ranks or "
+                "fullgraph.global_mean"
+            )
+
+    def _has_node_rows(self, x: Any) -> bool:
+        return (
+            self.graph.group.size > 1
+            and isinstance(x, Tensor)
+            and not isinstance(x, torch.nn.Parameter)
+            and x.dim() > 0
+            and x.shape[0] == self.graph.num_owned
+        )
+
+
+def _reduces_rows(func: Callable[..., Any], args: Any, kwargs: Any, num_dims: int) -> bool:
+    """Whether the call's dimensions include the first, by their usual place in the arguments."""
+    if func is F.instance_norm:
+        return True
+    name = getattr(func, "__name__", "")
+    at = {"norm": 2, "topk": 2, "roll": 2}.get(name, 1)
+    default: Any = {"sort": -1, "argsort": -1, "topk": -1}.get(name)
+    dims = args[at] if len(args) > at else kwargs.get("dim", kwargs.get("axis", default))
+    if isinstance(dims, Tensor):  # torch.max(a, b) is element by element
+        return False
+    if dims is None or isinstance(dims, bool):
+        return True
+    dims = dims if isinstance(dims, (tuple, list)) else (dims,)
+    return any(d % num_dims == 0 for d in dims)

@@ -1,0 +1,1 @@
+"""Operators with gradients over distributed rows."""

@@ -1,0 +1,164 @@
+"""Aggregation of neighbours: sum, mean, max and min over the in-edges of every owned row.
+
+Letters: n owned rows, E edges on this rank, F columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgraph import kernels
+from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.graph.blocks import Block, Chunk
+from fullgraph.ops.extremum import extremum
+from fullgraph.ops.halo import fetch_and_send_back, for_each_source, new_halo, send_to_sources
+
+REDUCTIONS = ("sum", "add", "mean", "max", "min")
+
+
+class _Sum(torch.autograd.Function):
+    """Z = diag(t) A diag(s) X, A having the edge weights w (1 without).
+
+    ========  =======  =====================================================
+    x         [n, F]   float32, float64 or bfloat16
+    w         [E]      optional, differentiable
+    s, t      [n]      optional, constants
+    z         [n, F]   dtype of x; bfloat16 is summed in float32
+    ========  =======  =====================================================
+
+    Backward: dX = diag(s) Aᵀ diag(t) dZ needs no remote row of X: each rank sends Aᵀ dZ home.
+    dw[e] = <(t dZ)[dst], (s X)[src]> needs them: kept from the forward pass, or fetched again
+    where the schedule says so. Saved: nothing of size [n, F] unless w has a gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, source_scale: Tensor | None,
+        target_scale: Tensor | None, graph: DistributedGraph, layer: str,
+    ) -> Tensor:  # fmt: skip
+        x = _scaled(x, source_scale).contiguous()
+        halo = None
+        if ctx.needs_input_grad[1] and not graph.schedule.remat:
+            halo = new_halo(graph, x)
+        out = torch.empty(x.shape, dtype=_wide(x.dtype), device=x.device)
+        own = graph.edges.blocks[graph.group.rank]
+
+        def use(block: Block, chunk: Chunk, rows: Tensor) -> None:
+            kernels.spmm(
+                chunk.begin, chunk.end, block.cols, rows, out, rows=block.rows,
+                weight=_of_block(weight, block), col_offset=chunk.first_row,
+                accumulate=block is not own,
+            )  # fmt: skip
+
+        for_each_source(graph, x, use, layer=layer, halo=halo)
+        ctx.graph, ctx.layer = graph, layer
+        keep_x = x if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(keep_x, halo, weight, source_scale, target_scale)
+        if target_scale is not None:
+            out.mul_(target_scale.to(out.dtype).unsqueeze(1))
+        return out.to(x.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, halo, weight, source_scale, target_scale = ctx.saved_tensors
+        graph: DistributedGraph = ctx.graph
+        grad = _scaled(grad.to(_wide(grad.dtype)), target_scale).contiguous()
+        dx = torch.zeros_like(grad)
+        dw = None if x is None else torch.zeros_like(weight)
+
+        def fill(block: Block, chunk: Chunk, rows: Tensor) -> None:
+            t = slice(chunk.first_row, chunk.last_row)
+            kernels.spmm(
+                block.t_offsets[:-1][t], block.t_offsets[1:][t], block.t_cols, grad, rows,
+                weight=_of_block(weight, block),
+                weight_index=None if weight is None else block.t_index,
+            )  # fmt: skip
+
+        def use(block: Block, chunk: Chunk, source: Tensor, rows: Tensor) -> None:
+            fill(block, chunk, rows)
+            out = _of_block(dw, block)
+            assert out is not None  # only called where the weight has a gradient
+            kernels.sddmm(
+                chunk.begin, chunk.end, block.cols, source, grad, out, rows=block.rows,
+                col_offset=chunk.first_row,
+            )  # fmt: skip
+
+        if dw is None:
+            send_to_sources(graph, dx, fill, layer=ctx.layer)
+        else:
+            fetch_and_send_back(graph, x, dx, use, layer=ctx.layer, halo=halo)
+        if source_scale is not None:
+            dx.mul_(source_scale.to(dx.dtype).unsqueeze(1))
+        return dx, dw, None, None, None, None
+
+
+def aggregate(
+    graph: DistributedGraph, x: Tensor, reduce: str = "sum", *, weight: Tensor | None = None,
+    source_scale: Tensor | None = None, target_scale: Tensor | None = None, layer: str = "-",
+) -> Tensor:  # fmt: skip
+    """Reduce, for every owned row, the rows of its in-neighbours over the whole graph.
+
+    A row without in-edges gives 0. For max and min, tied edges share the gradient equally, as PyG
+    does it: a result of exactly 0 counts as one more that ties (PyG's reduction starts from 0).
+
+    Args:
+        x: [n, F] floating point: the owned rows.
+        reduce: "sum" (or "add"), "mean", "max" or "min". The mean divides by the number of edges,
+            whatever their weights.
+        weight: [E], multiplies the messages; differentiable.
+        source_scale, target_scale: [n], constants that multiply the rows before and the result
+            after a sum.
+        layer: the name under which `graph.traffic` counts the exchange.
+
+    Returns:
+        [n, F]. Computed once and kept where all of it comes from the graph's own features.
+    """
+    _check(graph, x, reduce, weight)
+    reduce = "sum" if reduce == "add" else reduce
+    sources = (x, weight, source_scale, target_scale)
+    static = graph.is_static(x) and not (weight is not None and weight.requires_grad)
+    found = graph.kept(("aggregate", reduce), sources) if static else None
+    if found is not None:
+        return found
+    if reduce in ("max", "min"):
+        if source_scale is not None or target_scale is not None:
+            raise ValueError(f"scales apply to sums only, got reduce={reduce!r}")
+        out = extremum(graph, x, weight, largest=reduce == "max", layer=layer)
+    else:
+        if reduce == "mean":
+            inverse = graph.in_degree.clamp(min=1).to(_wide(x.dtype)).reciprocal()
+            target_scale = inverse if target_scale is None else target_scale * inverse
+        out = _Sum.apply(x, weight, source_scale, target_scale, graph, layer)
+    return graph.keep(("aggregate", reduce), sources, out) if static else out
+
+
+def _check(graph: DistributedGraph, x: Tensor, reduce: str, weight: Tensor | None) -> None:
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
+    if x.dim() != 2 or x.shape[0] != graph.num_owned or not x.is_floating_point():
+        raise ValueError(
+            f"x must be floating point of shape [{graph.num_owned}, F], a row for each owned node, "
+            f"got {x.dtype} {tuple(x.shape)}"
+        )
+    if weight is not None and weight.shape != (graph.num_local_edges,):
+        raise ValueError(
+            f"weight must have one entry for each of the {graph.num_local_edges} edges on this "
+            f"rank, in the order of graph.edge_id, got shape {tuple(weight.shape)}"
+        )
+
+
+def _of_block(per_edge: Tensor | None, block: Block) -> Tensor | None:
+    return None if per_edge is None else per_edge[block.edges]
+
+
+def _scaled(rows: Tensor, scale: Tensor | None) -> Tensor:
+    return rows if scale is None else rows * scale.to(rows.dtype).unsqueeze(1)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that sums are kept in."""
+    return torch.float32 if dtype == torch.bfloat16 else dtype

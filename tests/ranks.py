@@ -1,0 +1,144 @@
+"""The one harness for tests that need ranks: `run_ranks(fn, size, *args)`.
+
+`fn(group, *args)` runs on every rank of a fresh process group, in processes that are kept from
+one test to the next because importing torch takes seconds. A rank that raises fails the test with
+its traceback; ranks that do not finish in time are killed, and named.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing as mp
+import os
+import tempfile
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
+
+
+class RanksFailed(AssertionError):
+    """A rank raised, or did not finish in time."""
+
+
+def run_ranks(
+    fn: Callable[..., Any], size: int, *args: Any, timeout: float = 120.0, wait_limit: float = 30.0
+) -> list[Any]:
+    """What `fn(group, *args)` returned on each of `size` ranks.
+
+    fn and args are pickled: fn is a function of a module. `wait_limit` bounds, in seconds, each
+    single wait of the group; `timeout` all of it.
+    """
+    workers = _pool(size)
+    store = os.path.join(tempfile.gettempdir(), f"fullgraph-test-{uuid.uuid4().hex}")
+    try:
+        for rank, (_, pipe) in enumerate(workers):
+            pipe.send((fn, rank, size, store, wait_limit, args))
+        return _collect(workers, timeout)
+    except BaseException:
+        _discard()
+        raise
+    finally:
+        Path(store).unlink(missing_ok=True)
+
+
+_workers: list[tuple[mp.process.BaseProcess, Connection]] = []
+
+
+def _pool(size: int) -> list[tuple[mp.process.BaseProcess, Connection]]:
+    context = mp.get_context("spawn")
+    while len(_workers) < size:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        _workers.append((process, ours))
+    return _workers[:size]
+
+
+@atexit.register
+def _discard() -> None:
+    for process, pipe in _workers:
+        process.kill()
+        process.join()
+        pipe.close()
+    _workers.clear()
+
+
+def _collect(
+    workers: list[tuple[mp.process.BaseProcess, Connection]], timeout: float
+) -> list[Any]:
+    deadline = time.monotonic() + timeout
+    results: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    ranks = {pipe: rank for rank, (_, pipe) in enumerate(workers)}
+    while len(results) + len(failures) < len(workers):
+        waiting = [p for p, r in ranks.items() if r not in results and r not in failures]
+        ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            rank = ranks[pipe]
+            try:
+                ok, value = pipe.recv()
+            except EOFError:
+                ok, value = False, "the process ended"
+            (results if ok else failures)[rank] = value
+            if not ok:
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+    late = set(range(len(workers))) - set(results) - set(failures)
+    if failures or late:
+        said = [f"rank {rank}:\n{text}" for rank, text in sorted(failures.items())]
+        if late:
+            said.append(f"ranks {sorted(late)} did not finish in time")
+        raise RanksFailed("\n".join(said))
+    return [results[rank] for rank in range(len(workers))]
+
+
+def _serve(pipe: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+            continue
+        pipe.send(_run(*task))
+
+
+def _run(
+    fn: Callable[..., Any], rank: int, size: int, store_path: str, limit: float, args: Any
+) -> tuple[bool, Any]:
+    import torch.distributed as dist
+
+    from fullgraph.comm.group import Group
+
+    timeout = timedelta(seconds=limit)
+    store = dist.FileStore(store_path, size)
+    store.set_timeout(timeout)
+    group = None
+    try:
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=size,
+            timeout=timeout,
+        )  # fmt: skip
+        group = Group(timeout=timeout, store=dist.PrefixStore("fullgraph", store))
+        return True, fn(group, *args)
+    except BaseException as error:
+        if group is not None:
+            group.report_failure(error)
+        return False, traceback.format_exc()
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
