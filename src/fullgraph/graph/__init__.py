@@ -1,0 +1,1 @@
+"""Whole graphs, how they are partitioned, and their parts in memory and on disk."""

@@ -1,0 +1,83 @@
+"""Which node goes to which part: METIS, random, or runs of consecutive ids.
+
+Letters: N nodes, E edges, P parts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fullgraph.graph.edges import symmetric_adjacency
+from fullgraph.graph.metis import metis
+from fullgraph.graph.parts import labelled
+from fullgraph.graph.whole import WholeGraph
+
+METHODS = ("metis", "random", "contiguous")
+FEW = 4  # labelled nodes a part below which they are not balanced
+
+
+def assign_parts(graph: WholeGraph, num_parts: int, method: str = "metis", seed: int = 0) -> Tensor:
+    """The part of every node, int32 [N], values in 0 .. num_parts - 1.
+
+    Args:
+        num_parts: P, at least 1. Parts can be empty: certainly some are when P > N.
+        method: "metis" (few edges between parts; nodes, in-edges and labelled nodes balanced),
+            "random" (equal numbers of nodes) or "contiguous" (equal runs of ids).
+        seed: of "metis" and "random". The same arguments give the same parts.
+
+    METIS works on an undirected copy without duplicates and loops; the graph keeps its edges.
+
+    Raises:
+        ValueError: num_parts below 1, or an unknown method.
+    """
+    if num_parts < 1:
+        raise ValueError(f"num_parts is {num_parts}: a graph has at least one part")
+    if method not in METHODS:
+        raise ValueError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
+    num_nodes = graph.num_nodes
+    part: NDArray[np.integer]
+    if num_parts == 1:
+        part = np.zeros(num_nodes, dtype=np.int32)
+    elif method == "contiguous" or num_nodes <= num_parts:
+        part = np.arange(num_nodes, dtype=np.int64) * min(num_parts, num_nodes) // num_nodes
+    elif method == "random":
+        part = np.random.default_rng(seed).permutation(num_nodes) % num_parts
+    else:
+        part = _metis(graph, num_parts, seed)
+    return torch.from_numpy(part.astype(np.int32))
+
+
+def _metis(graph: WholeGraph, num_parts: int, seed: int) -> NDArray[np.integer]:
+    src, dst = graph.edge_index.numpy()
+    offsets, neighbours = symmetric_adjacency(src, dst, graph.num_nodes)
+    if neighbours.size == 0:
+        return _deal(labelled(graph).numpy(), num_parts)
+    part = np.empty(0, dtype=np.int64)
+    weights = _weights(graph, num_parts)
+    # Where few nodes hold most of a weight (a star), METIS may give up and leave parts empty.
+    for kept in range(weights.shape[1], 0, -1):
+        part = metis(offsets, neighbours, weights[:, :kept], num_parts, seed % 2**31)
+        if np.bincount(part, minlength=num_parts).all():
+            break
+    return part
+
+
+def _deal(first: NDArray[np.bool_], num_parts: int) -> NDArray[np.integer]:
+    """Without edges: the nodes marked `first` in turn to each part, then the others."""
+    part = np.empty(first.size, dtype=np.int64)
+    part[np.argsort(~first, kind="stable")] = np.arange(first.size) % num_parts
+    return part
+
+
+def _weights(graph: WholeGraph, num_parts: int) -> NDArray[np.int64]:
+    """int64 [N, 2 or 3]: one, in-edges (as the part will hold them, duplicates included), and
+    whether labelled; the last only where every part can have a few."""
+    in_edges = np.bincount(graph.edge_index[1].numpy(), minlength=graph.num_nodes)
+    weights = [np.ones_like(in_edges), in_edges]
+    marked = labelled(graph).numpy()
+    if marked.sum() >= FEW * num_parts:
+        weights.append(marked.astype(np.int64))
+    return np.stack(weights, axis=1)

@@ -1,0 +1,171 @@
+"""``graph.json`` of a partitioned folder: what is in it, and every check of it.
+
+Keys: format, version, name, num_nodes, num_edges, num_features, num_classes, num_parts, placement,
+fingerprint, fields (name, dtype, shape), parts (file, nodes, edges, labelled, bytes, sha256), and
+checksum: sha256 of all the others, so that a changed number is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fullgraph.graph.parts import EDGE_FIELDS, MASK, NODE_FIELDS, Field, GraphMeta
+from fullgraph.graph.whole import SPLITS
+
+FORMAT = "fullgraph-partitioned"
+VERSION = 1
+FILE = "graph.json"
+PLACEMENTS = ("destination",)
+FIELD_NAMES = (*NODE_FIELDS, *EDGE_FIELDS, *(MASK + key for key in SPLITS))
+DTYPES = ("bfloat16", "float32", "float64", "int64", "bool")
+COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_parts")
+
+
+class GraphFolderError(ValueError):
+    """A partitioned folder cannot be used or written; says which file, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """One line of the part table; ``sha256`` is of the whole file, in hex."""
+
+    file: str
+    nodes: int
+    edges: int
+    labelled: int
+    bytes: int
+    sha256: str
+
+
+def part_file_name(k: int) -> str:
+    return f"part-{k:05d}.safetensors"
+
+
+def expected_arrays(meta: GraphMeta, k: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Name, dtype and shape of every array that the file of part k holds."""
+    nodes, edges = meta.part_nodes[k], meta.part_edges[k]
+    yield "node_id", "int64", (nodes,)
+    yield "source_offsets", "int64", (meta.num_parts + 1,)
+    yield "src", "int32", (edges,)
+    yield "dst", "int32", (edges,)
+    yield "edge_id", "int64", (edges,)
+    for field in meta.fields:
+        yield field.name, field.dtype, (edges if field.of_edges else nodes, *field.shape)
+
+
+def write_manifest(path: Path, meta: GraphMeta, files: list[PartFile]) -> None:
+    content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": meta.name}
+    content |= {key: getattr(meta, key) for key in COUNTS}
+    content |= {"placement": meta.placement, "fingerprint": meta.fingerprint}
+    content["fields"] = [asdict(field) for field in meta.fields]
+    content["parts"] = [asdict(file) for file in files]
+    content["checksum"] = _checksum(content)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    rest = {key: value for key, value in content.items() if key != "checksum"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_manifest(path: Path) -> tuple[GraphMeta, tuple[PartFile, ...]]:
+    """What `write_manifest` wrote. Raises GraphFolderError for anything else."""
+    content = _parse(path)
+    if content.get("format") != FORMAT:
+        raise GraphFolderError(f"{path} is not the description of a partitioned fullgraph graph")
+    version = content.get("version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise GraphFolderError(f"{path}: version is {version!r}, not a version number")
+    if version > VERSION:
+        raise GraphFolderError(
+            f"{path} has format version {version}; this fullgraph reads up to {VERSION}. "
+            "Upgrade it: pip install --upgrade fullgraph"
+        )
+    if content.get("checksum") != _checksum(content):
+        raise GraphFolderError(
+            f"{path} was damaged or changed by hand (its checksum does not fit); restore it, or "
+            "partition the graph again"
+        )
+    try:
+        return _build(content)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise GraphFolderError(f"{path} is not valid: {reason}; partition it again") from error
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise GraphFolderError(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise GraphFolderError(
+            f"{path} is damaged: it is not JSON ({error}); restore it, or partition again"
+        ) from error
+    if not isinstance(content, dict):
+        raise GraphFolderError(f"{path} is not the description of a partitioned fullgraph graph")
+    return content
+
+
+def _build(content: dict[str, Any]) -> tuple[GraphMeta, tuple[PartFile, ...]]:
+    counts = {key: _count(content, key) for key in COUNTS}
+    files = tuple(_part_file(k, entry) for k, entry in enumerate(content["parts"]))
+    fields = tuple(_field(entry) for entry in content["fields"])
+    for key, listed in (
+        ("num_parts", len(files)),
+        ("num_nodes", sum(file.nodes for file in files)),
+        ("num_edges", sum(file.edges for file in files)),
+    ):
+        if counts[key] != listed:
+            raise ValueError(f"{key} is {counts[key]}, but the parts add up to {listed}")
+    if content["placement"] not in PLACEMENTS:
+        raise ValueError(f"placement {content['placement']!r} is not one of {PLACEMENTS}")
+    meta = GraphMeta(
+        name=_text(content, "name"),
+        **counts,
+        part_nodes=tuple(file.nodes for file in files),
+        part_edges=tuple(file.edges for file in files),
+        part_labelled=tuple(file.labelled for file in files),
+        fields=fields,
+        fingerprint=_text(content, "fingerprint"),
+        placement=content["placement"],
+    )
+    return meta, files
+
+
+def _part_file(k: int, entry: dict[str, Any]) -> PartFile:
+    # Only this name, so that no name can lead out of the folder.
+    if entry["file"] != part_file_name(k):
+        raise ValueError(f"part {k} is in {entry['file']!r}, not in {part_file_name(k)!r}")
+    return PartFile(
+        file=entry["file"],
+        **{key: _count(entry, key) for key in ("nodes", "edges", "labelled", "bytes")},
+        sha256=_text(entry, "sha256"),
+    )
+
+
+def _field(entry: dict[str, Any]) -> Field:
+    if entry["name"] not in FIELD_NAMES or entry["dtype"] not in DTYPES:
+        raise ValueError(f"field {entry['name']!r} of dtype {entry['dtype']!r} is unknown")
+    shape = tuple(_count({"shape": size}, "shape") for size in entry["shape"])
+    return Field(entry["name"], entry["dtype"], shape)
+
+
+def _count(entry: dict[str, Any], key: str) -> int:
+    value = entry[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{key} is {value!r}, not a count")
+    return value
+
+
+def _text(entry: dict[str, Any], key: str) -> str:
+    value = entry[key]
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is {value!r}, not a text")
+    return value

@@ -1,0 +1,165 @@
+"""From a whole graph and the part of each node to parts, built one at a time.
+
+Letters: N nodes and E edges of the graph, n nodes and E_k edges of a part, P parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fullgraph.graph.assign import METHODS, assign_parts
+from fullgraph.graph.grouping import group_by
+from fullgraph.graph.parts import (
+    MASK,
+    GraphMeta,
+    Part,
+    edge_arrays,
+    fields_of,
+    fingerprint,
+    labelled,
+    node_arrays,
+)
+from fullgraph.graph.report import PartitionReport, partition_report
+from fullgraph.graph.sources import Source, read
+from fullgraph.graph.whole import WholeGraph
+
+__all__ = [
+    "METHODS",
+    "PartitionReport",
+    "PartitionedInMemory",
+    "assign_parts",
+    "partition",
+    "partition_report",
+    "split_parts",
+]
+
+Ints = NDArray[np.int64]
+
+
+class PartitionedInMemory:
+    """A whole graph and who is in which part; `part(k)` is built at every call.
+
+    ``graph``: the whole graph, which is kept. ``assignment``: int32 [N], the part of each node.
+    Raises ValueError unless the assignment has N values in 0 .. num_parts - 1.
+    """
+
+    def __init__(self, graph: WholeGraph, assignment: Tensor, num_parts: int) -> None:
+        _check_assignment(assignment, graph.num_nodes, num_parts)
+        self.graph = graph
+        self.assignment = assignment.to(torch.int32)
+        self.num_parts = num_parts
+        owner = self.assignment.numpy()
+        self._node_offsets, self._nodes = group_by(owner, num_parts)
+        self._edge_offsets, self._edges = group_by(owner[graph.edge_index[1].numpy()], num_parts)
+        row = np.empty(graph.num_nodes, dtype=np.int32)
+        row[self._nodes] = np.arange(graph.num_nodes) - np.repeat(
+            self._node_offsets[:-1], np.diff(self._node_offsets)
+        )
+        self._row = row  # [N], of each node in its part
+
+    @cached_property
+    def meta(self) -> GraphMeta:
+        graph, owner = self.graph, self.assignment.numpy()
+        per_part = np.bincount(owner[labelled(graph).numpy()], minlength=self.num_parts)
+        return GraphMeta(
+            name=graph.name,
+            num_nodes=graph.num_nodes,
+            num_edges=graph.num_edges,
+            num_features=graph.num_features,
+            num_classes=graph.num_classes,
+            num_parts=self.num_parts,
+            part_nodes=tuple(np.diff(self._node_offsets).tolist()),
+            part_edges=tuple(np.diff(self._edge_offsets).tolist()),
+            part_labelled=tuple(per_part.tolist()),
+            fields=fields_of(graph),
+            fingerprint=fingerprint(graph, self.assignment, self.num_parts),
+        )
+
+    @cached_property
+    def report(self) -> PartitionReport:
+        return partition_report(self.graph, self.assignment, self.num_parts)
+
+    def part(self, k: int) -> Part:
+        """Part k, 0 <= k < num_parts; the same values at every call."""
+        if not 0 <= k < self.num_parts:
+            raise ValueError(f"part {k} does not exist; there are {self.num_parts}, from 0")
+        nodes = self._nodes[self._node_offsets[k] : self._node_offsets[k + 1]]
+        source_offsets, edge_id = self._sorted_edges(k)
+        rows = torch.from_numpy(nodes)
+        edges = torch.from_numpy(edge_id)
+        of_nodes = {name: values[rows] for name, values in node_arrays(self.graph)}
+        of_edges = {name: values[edges] for name, values in edge_arrays(self.graph)}
+        src, dst = (ids.numpy() for ids in self.graph.edge_index)
+        masks = {
+            name.removeprefix(MASK): of_nodes.pop(name)
+            for name in [*of_nodes]
+            if name.startswith(MASK)
+        }
+        return Part(
+            index=k,
+            node_id=rows.clone(),
+            x=of_nodes.get("x"),
+            y=of_nodes.get("y"),
+            masks=masks,
+            source_offsets=torch.from_numpy(source_offsets),
+            src=torch.from_numpy(self._row[src[edge_id]]),
+            dst=torch.from_numpy(self._row[dst[edge_id]]),
+            edge_id=edges,
+            edge_weight=of_edges.get("edge_weight"),
+            edge_attr=of_edges.get("edge_attr"),
+        )
+
+    def _sorted_edges(self, k: int) -> tuple[Ints, Ints]:
+        """source_offsets [P + 1], and edge ids [E_k] by (source part, dst, src, edge id)."""
+        edge_id = self._edges[self._edge_offsets[k] : self._edge_offsets[k + 1]]
+        src, dst = (ids.numpy() for ids in self.graph.edge_index)
+        owner, source = self.assignment.numpy(), src[edge_id]
+        # Nodes in part order have increasing (part, row): one number for two of the sort keys.
+        num_rows = int(np.diff(self._node_offsets).max(initial=1))
+        key = owner[source].astype(np.int64)
+        key *= num_rows
+        key += self._row[dst[edge_id]]
+        if self.num_parts * num_rows * num_rows < 2**62:
+            key *= num_rows
+            key += self._row[source]
+            order = np.argsort(key, kind="stable")
+        else:
+            order = np.lexsort((self._row[source], key))
+        edge_id = edge_id[order]
+        counts = np.bincount(owner[source], minlength=self.num_parts)
+        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), edge_id
+
+
+def _check_assignment(assignment: Tensor, num_nodes: int, num_parts: int) -> None:
+    if assignment.shape != (num_nodes,) or assignment.is_floating_point():
+        raise ValueError(
+            f"the assignment must be integers of shape [{num_nodes}], "
+            f"got {assignment.dtype} {list(assignment.shape)}"
+        )
+    low, high = int(assignment.min()), int(assignment.max())
+    if low < 0 or high >= num_parts:
+        raise ValueError(
+            f"the assignment has parts {low} .. {high}, outside of 0 .. {num_parts - 1}"
+        )
+
+
+def split_parts(graph: WholeGraph, part: Tensor, num_parts: int) -> Iterator[Part]:
+    """The parts one after the other; only one is held. part: integers [N]."""
+    partitioned = PartitionedInMemory(graph, part, num_parts)
+    for k in range(num_parts):
+        yield partitioned.part(k)
+
+
+def partition(
+    source: Source, num_parts: int, method: str = "metis", seed: int = 0, **read_options: Any
+) -> PartitionedInMemory:
+    """Read a graph, unless it is one, and partition it; see `read` and `assign_parts`."""
+    graph = read(source, **read_options)
+    return PartitionedInMemory(graph, assign_parts(graph, num_parts, method, seed), num_parts)
