@@ -133,7 +133,7 @@ def _run(
             "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=size,
             timeout=timeout,
         )  # fmt: skip
-        group = Group(timeout=timeout, store=dist.PrefixStore("fullgraph", store))
+        group = Group(dist.group.WORLD, timeout, dist.PrefixStore("fullgraph", store))
         return True, fn(group, *args)
     except BaseException as error:
         if group is not None:

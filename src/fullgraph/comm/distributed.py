@@ -93,8 +93,8 @@ class DistributedGraph:
     x: Tensor | None
     y: Tensor | None
     masks: dict[str, Tensor]
+    _partitioned: Partitioned = field(repr=False)
     traffic: Traffic = field(default_factory=Traffic)
-    _parts: list[Part] = field(default_factory=list, repr=False)
     _kept: dict[object, _Kept] = field(default_factory=dict, repr=False)
     _looped: DistributedGraph | None = field(default=None, repr=False)
 
@@ -113,7 +113,7 @@ class DistributedGraph:
             raise ValueError(f"max_block_bytes must be positive, got {max_block_bytes}")
         meta = partitioned.meta
         ownership = Ownership.balance(meta, group.size)
-        parts = [partitioned.part(k) for k in ownership.parts_of(group.rank)]
+        parts = _own_parts(partitioned, ownership, group.rank)
         blocks, needed = build_blocks(parts, ownership, group.rank)
         return DistributedGraph(
             group=group,
@@ -129,7 +129,7 @@ class DistributedGraph:
             masks={
                 name: torch.cat([part.masks[name] for part in parts]) for name in parts[0].masks
             },
-            _parts=parts,
+            _partitioned=partitioned,
         )
 
     # Sizes -------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class DistributedGraph:
     def edge_id(self) -> Tensor:
         """int64 [E]: the original position of each edge. A self-loop that was added to node v has
         the id (edges of the whole graph) + v."""
-        base = edge_field(self._parts, self.ownership, "edge_id")
+        base = self._edge_field("edge_id")
         assert base is not None  # every part has it
         if self.edges.origin is None:
             return base
@@ -208,12 +208,16 @@ class DistributedGraph:
     @cached_property
     def edge_weight(self) -> Tensor | None:
         """[E] or None, in the order of `edge_id`."""
-        return edge_field(self._parts, self.ownership, "edge_weight")
+        return self._edge_field("edge_weight")
 
     @cached_property
     def edge_attr(self) -> Tensor | None:
         """[E, D] or None, in the order of `edge_id`."""
-        return edge_field(self._parts, self.ownership, "edge_attr")
+        return self._edge_field("edge_attr")
+
+    def _edge_field(self, name: str) -> Tensor | None:
+        parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
+        return edge_field(parts, self.ownership, name)
 
     # Views -------------------------------------------------------------------------------------
 
@@ -237,15 +241,12 @@ class DistributedGraph:
             self._looped = view
         return self._looped
 
-    def extend_to_self_loops(self, weight: Tensor | None, fill: float, dtype: torch.dtype) -> Tensor:
-        """Edge weights of this graph for `with_self_loops`, `fill` where a loop was added. [E]"""
+    def extend_to_self_loops(self, weight: Tensor, fill: float) -> Tensor:
+        """Edge weights [E] of this graph for `with_self_loops`: `fill` for every added loop."""
         origin = self.with_self_loops().edges.origin
-        if weight is None:
-            weight = torch.ones(self.num_local_edges, dtype=dtype)
         if origin is None:
             return weight
-        added = torch.full((self.num_owned,), fill, dtype=weight.dtype)
-        return torch.cat([weight, added])[origin]
+        return torch.cat([weight, weight.new_full((self.num_owned,), fill)])[origin]
 
     def _edges_with_self_loops(self) -> Edges | None:
         """The edges with one loop a row, or None where every row has exactly one already."""
@@ -331,6 +332,10 @@ class DistributedGraph:
     def max_rows(self, row_bytes: int) -> int:
         """How many rows of `row_bytes` a message may have."""
         return max(1, self.max_block_bytes // max(1, row_bytes))
+
+
+def _own_parts(partitioned: Partitioned, ownership: Ownership, rank: int) -> list[Part]:
+    return [partitioned.part(k) for k in ownership.parts_of(rank)]
 
 
 def _join(pieces: list[Tensor | None]) -> Tensor | None:

@@ -24,8 +24,8 @@ class Group:
     """The ranks that train together. Passed to whatever communicates; there is no global one.
 
     Args:
-        process_group: a torch.distributed group; None with ``torch.distributed`` initialised means
-            its default group, and without it a group of one.
+        process_group: a torch.distributed group; None makes a group of one. See also `init`, and
+            `Group.of` for the default group of torch.distributed.
         timeout: the longest any single wait may take.
         store: where a failing rank leaves its message for the others (see `init`); None: nowhere.
     """
@@ -36,8 +36,6 @@ class Group:
         timeout: timedelta = DEFAULT_TIMEOUT,
         store: dist.Store | None = None,
     ) -> None:
-        if process_group is None and dist.is_initialized():
-            process_group = dist.group.WORLD
         self.process_group = process_group
         self.rank = 0 if process_group is None else dist.get_rank(process_group)
         self.size = 1 if process_group is None else dist.get_world_size(process_group)
@@ -51,8 +49,10 @@ class Group:
 
     @staticmethod
     def of(group: Group | None) -> Group:
-        """`group`, or where it is None the default group of torch.distributed."""
-        return Group() if group is None else group
+        """`group`, or where it is None the default group of torch.distributed, if there is one."""
+        if group is not None:
+            return group
+        return Group(dist.group.WORLD if dist.is_initialized() else None)
 
     # Plain moves -------------------------------------------------------------------------------
 
@@ -174,7 +174,9 @@ def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = Non
         timeout = timedelta(seconds=timeout)
     if timeout <= timedelta(0):
         raise ValueError(f"timeout must be positive, got {timeout}")
-    if dist.is_initialized() or "WORLD_SIZE" not in os.environ:
+    if dist.is_initialized():
+        return Group(dist.group.WORLD, timeout=timeout)
+    if "WORLD_SIZE" not in os.environ:
         return Group(timeout=timeout)
     store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
     store.set_timeout(timeout)
@@ -184,7 +186,7 @@ def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = Non
         backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size,
         timeout=timeout,
     )  # fmt: skip
-    group = Group(timeout=timeout, store=dist.PrefixStore("fullgraph", store))
+    group = Group(dist.group.WORLD, timeout, dist.PrefixStore("fullgraph", store))
     _report_uncaught(group)
     return group
 

@@ -66,6 +66,7 @@ def convert(model: Model, seed: int = 0) -> Model:
     for path, module in modules:
         if type(module) in LAYERS:
             module.__class__ = LAYERS[type(module)]
+            module.__dict__.pop("propagate", None)  # PyG sometimes binds its own to the instance
             module.fullgraph_layer = path or type(module).__name__  # type: ignore[assignment]
     kind = type(model)
     model.__class__ = type(kind.__name__, (Converted, kind), {"__module__": kind.__module__})

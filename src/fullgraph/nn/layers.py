@@ -19,6 +19,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.nn.normalize import Normalized, gcn_normalized
+from fullgraph.nn.rows import outside_rows
 from fullgraph.ops.aggregate import aggregate
 
 SUPPORTED_AGGREGATIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
@@ -36,6 +37,11 @@ class _Linear(MessagePassing):
         x = x[0] if isinstance(x, (tuple, list)) else x
         return self._aggregate(edge_index, x, kwargs.get("edge_weight"))
 
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        """Nothing: PyG has prepared its class, and would put its own `propagate` on ours when a
+        layer is copied."""
+
+    @outside_rows
     def _aggregate(self, graph: DistributedGraph, x: Tensor, weight: Tensor | None) -> Tensor:
         reduce = SUPPORTED_AGGREGATIONS[self.aggr]
         return aggregate(graph, x, reduce, weight=weight, layer=self.fullgraph_layer)
@@ -183,7 +189,7 @@ def check_layer(layer: MessagePassing) -> str | None:
     """Why this layer cannot run on a distributed graph, or None."""
     if type(layer) not in LAYERS and type(layer) not in LAYERS.values():
         return "its messages are not known to be linear in the source's features"
-    if layer.aggr not in SUPPORTED_AGGREGATIONS:
+    if not isinstance(layer.aggr, str) or layer.aggr not in SUPPORTED_AGGREGATIONS:
         names = ", ".join(sorted(SUPPORTED_AGGREGATIONS))
         return f"aggr={layer.aggr!r} is not supported; these are: {names}"
     if layer.flow != "source_to_target":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullgraph.comm.distributed import DistributedGraph
-from fullgraph.nn.rows import drop_edges
+from fullgraph.nn.rows import drop_edges, outside_rows
 from fullgraph.ops.aggregate import aggregate
 from fullgraph.ops.edges import sum_to_targets
 
@@ -31,6 +31,7 @@ class Normalized:
     weight: Tensor | None
     scale: Tensor | None
 
+    @outside_rows
     def aggregate(self, x: Tensor, reduce: str, layer: str) -> Tensor:
         scale, weight = self.scale, self.weight
         if scale is None:
@@ -54,6 +55,7 @@ class Normalized:
         return replace(self, weight=drop_edges(weight, self.graph, p))
 
 
+@outside_rows
 def gcn_normalized(
     graph: DistributedGraph, weight: Tensor | None, fill: float | None, dtype: torch.dtype
 ) -> Normalized:
@@ -61,7 +63,9 @@ def gcn_normalized(
 
     Args:
         weight: [E] or None.
-        fill: weight of the self-loops that are added where a node has none; None adds none.
+        fill: weight of the self-loops that are added where a node has none; None adds none. In a
+            graph without weights every loop counts 1, whatever `fill` says, as in PyG (whose
+            `improved=True` therefore needs weights to have an effect).
         dtype: of the result where `weight` is None.
     """
     key = ("gcn_norm", fill, dtype)
@@ -72,8 +76,8 @@ def gcn_normalized(
     looped, edge_weight = graph, weight
     if fill is not None:
         looped = graph.with_self_loops()
-        if weight is not None or fill != 1.0:
-            edge_weight = graph.extend_to_self_loops(weight, fill, dtype)
+        if weight is not None:
+            edge_weight = graph.extend_to_self_loops(weight, fill)
     if edge_weight is None:
         degree = looped.in_degree.to(dtype)
     else:

@@ -8,8 +8,9 @@ row-wise, passes through.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,20 @@ _REDUCTIONS = {
     )
     if hasattr(owner, name)
 } | {F.softmax, F.log_softmax, F.instance_norm}  # fmt: skip
+
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def outside_rows(function: Call) -> Call:
+    """For functions that know about ranks: inside, torch's functions are torch's own again."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def drop_edges(weight: Tensor, graph: DistributedGraph, p: float) -> Tensor:

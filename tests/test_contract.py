@@ -1,0 +1,145 @@
+"""Every layer × schedule × number of ranks × graph through the one contract of tests/contract.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import nn
+
+from fullgraph.comm.group import Group
+
+from tests.contract import SCHEDULES, TINY_BLOCK_BYTES, Case, check_contract
+from tests.graphs import GRAPHS
+from tests.ranks import run_ranks
+
+
+class TwoConvs(nn.Module):
+    """A conv, ReLU, another conv: the shape of most scripts."""
+
+    def __init__(self, conv1: nn.Module, conv2: nn.Module) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = conv1, conv2
+
+    def forward(self, x, edge_index, **kwargs):
+        return self.conv2(F.relu(self.conv1(x, edge_index, **kwargs)), edge_index, **kwargs)
+
+
+class Propagated(nn.Module):
+    """A linear layer, then propagation: APPNP's shape."""
+
+    def __init__(self, features: int, classes: int, **kwargs) -> None:
+        super().__init__()
+        self.lin, self.prop = nn.Linear(features, classes), pyg.APPNP(K=3, alpha=0.2, **kwargs)
+
+    def forward(self, x, edge_index, **kwargs):
+        return self.prop(self.lin(x), edge_index, **kwargs)
+
+
+def two(conv, weighted=False, hidden=5, **kwargs) -> Case:
+    def make(f: int, c: int) -> nn.Module:
+        return TwoConvs(conv(f, hidden, **kwargs), conv(hidden, c, **kwargs))
+
+    loops = conv is pyg.GCNConv and kwargs.get("add_self_loops", kwargs.get("normalize", True))
+    return Case(make, weighted, loops)
+
+
+def gin(f: int, c: int, **kwargs) -> nn.Module:
+    mlp1 = pyg.MLP([f, 5, 5], norm="batch_norm")
+    mlp2 = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, c))
+    return TwoConvs(pyg.GINConv(mlp1, **kwargs), pyg.GINConv(mlp2, **kwargs))
+
+
+CASES = {
+    "gcn": two(pyg.GCNConv),
+    "gcn_wide": two(pyg.GCNConv, hidden=9),
+    "gcn_weighted": two(pyg.GCNConv, weighted=True),
+    "gcn_cached": two(pyg.GCNConv, cached=True),
+    "gcn_improved_weighted": two(pyg.GCNConv, weighted=True, improved=True),
+    "gcn_improved": two(pyg.GCNConv, improved=True),
+    "gcn_without_loops": two(pyg.GCNConv, add_self_loops=False),
+    "gcn_without_loops_weighted": two(pyg.GCNConv, weighted=True, add_self_loops=False),
+    "gcn_unnormalized": two(pyg.GCNConv, weighted=True, normalize=False, bias=False),
+    "gcn_mean": two(pyg.GCNConv, aggr="mean"),
+    "gcn_max": two(pyg.GCNConv, aggr="max", weighted=True),
+    "sage_mean": two(pyg.SAGEConv),
+    "sage_mean_wide": two(pyg.SAGEConv, hidden=9),
+    "sage_sum": two(pyg.SAGEConv, aggr="sum"),
+    "sage_max": two(pyg.SAGEConv, aggr="max"),
+    "sage_min": two(pyg.SAGEConv, aggr="min"),
+    "sage_project": two(pyg.SAGEConv, project=True),
+    "sage_max_project": two(pyg.SAGEConv, aggr="max", project=True),
+    "sage_normalize": two(pyg.SAGEConv, normalize=True),
+    "sage_without_root": two(pyg.SAGEConv, root_weight=False, bias=False),
+    "graph_add": two(pyg.GraphConv, weighted=True),
+    "graph_mean": two(pyg.GraphConv, weighted=True, aggr="mean"),
+    "graph_max": two(pyg.GraphConv, weighted=True, aggr="max"),
+    "graph_min": two(pyg.GraphConv, aggr="min", bias=False),
+    "gin": Case(gin),
+    "gin_eps_mean": Case(lambda f, c: gin(f, c, train_eps=True, eps=0.3, aggr="mean")),
+    "gin_max": Case(lambda f, c: gin(f, c, aggr="max")),
+    "sgc": Case(lambda f, c: pyg.SGConv(f, c, K=2)),
+    "sgc_wide_weighted": Case(lambda f, c: pyg.SGConv(f, 9, K=3, add_self_loops=False), True),
+    "appnp": Case(Propagated),
+    "appnp_weighted": Case(Propagated, weighted=True, replaces_loops=True),
+    "appnp_unnormalized": Case(lambda f, c: Propagated(f, c, normalize=False), weighted=True),
+    "model_gcn": Case(lambda f, c: pyg.GCN(f, 5, 3, c, norm="batch_norm"), True, True),
+    "model_sage_jk": Case(lambda f, c: pyg.GraphSAGE(f, 5, 3, c, norm="LayerNorm",
+                                                norm_kwargs={"mode": "node"}, jk="cat")),
+    "model_gin": Case(lambda f, c: pyg.GIN(f, 5, 2, c, norm="batch_norm", jk="max")),
+    "layer_norm": Case(lambda f, c: pyg.Sequential("x, edge_index", [
+        (pyg.SAGEConv(f, 4), "x, edge_index -> x"), (pyg.LayerNorm(4, mode="node"), "x -> x"),
+        nn.ELU(), (pyg.SAGEConv(4, c), "x, edge_index -> x"),
+    ])),
+}  # fmt: skip
+
+
+def check_case(group: Group, name: str, graph_names: list[str]) -> None:
+    for graph in graph_names:
+        for schedule, block_bytes in SCHEDULES:
+            if graph == "citeseer":
+                block_bytes *= 40
+            for parts, empty in [(max(group.size, 4), False), (group.size, False), (5, True)]:
+                try:
+                    check_contract(group, CASES[name], graph, schedule, block_bytes, parts, empty)
+                except AssertionError as error:
+                    where = f"{name} on {graph}, {schedule}, {block_bytes=}, {parts=}, {empty=}"
+                    raise AssertionError(f"{where}: {error}") from None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_pyg_in_one_process(name: str, size: int) -> None:
+    small = [graph for graph in GRAPHS if graph != "citeseer"]
+    run_ranks(check_case, size, name, small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_pyg_in_one_process_on_citeseer(name: str, size: int) -> None:
+    run_ranks(check_case, size, name, ["citeseer"])
+
+
+def _wrong_gradient(group: Group, kind: str) -> None:
+    """The contract on operators broken on purpose."""
+    from fullgraph.ops import aggregate as module
+
+    right = module.send_to_sources
+    if kind == "drop remote gradients":
+        module.send_to_sources = lambda graph, dx, fill, *, layer: fill(
+            own := graph.edges.blocks[graph.group.rank], own.whole, dx
+        )
+    try:
+        check_contract(
+            group, CASES["sage_sum"], "multigraph", "sequential", TINY_BLOCK_BYTES, 2, False
+        )
+    finally:
+        module.send_to_sources = right
+
+
+def test_contract_sees_a_gradient_that_stays_away() -> None:
+    run_ranks(_wrong_gradient, 2, "nothing")
+    with pytest.raises(AssertionError, match=r"grad"):
+        run_ranks(_wrong_gradient, 2, "drop remote gradients")
