@@ -33,6 +33,7 @@ class Exchange:
             it returns what goes back to the sender.
         meanwhile: work that needs nothing remote, done once the first messages are under way.
         take_reply: uses the reply to an outgoing message; None: there are no replies.
+        allot_reply: a buffer for the reply to an outgoing message; by default that of `allot`.
     """
 
     group: Group
@@ -44,31 +45,33 @@ class Exchange:
     take: Callable[[Message, Tensor], Tensor | None]
     meanwhile: Callable[[], None]
     take_reply: Callable[[Message, Tensor], None] | None = None
+    allot_reply: Callable[[Message], Tensor] | None = None
 
     def run(self, ticks: Iterable[Tick], prefetch: int) -> None:
         flying: deque[_Flight] = deque()
         pending = iter(ticks)
         for tick in pending:
-            flying.append(self._post(tick.out, tick.into))
+            flying.append(self._post(tick.out, tick.into, self.allot))
             if len(flying) > prefetch:
                 break
         self.meanwhile()
         replies: deque[_Flight] = deque()
         for tick in pending:
             self._complete(flying.popleft(), replies)
-            flying.append(self._post(tick.out, tick.into))
+            flying.append(self._post(tick.out, tick.into, self.allot))
         while flying:
             self._complete(flying.popleft(), replies)
         while replies:
             self._complete_reply(replies.popleft())
 
     def _post(
-        self, out: Message | None, into: Message | None, leaving: Tensor | None = None
-    ) -> _Flight:
+        self, out: Message | None, into: Message | None, allot: Callable[[Message], Tensor],
+        leaving: Tensor | None = None,
+    ) -> _Flight:  # fmt: skip
         """Post the receive first, so that data can arrive while the outgoing rows are made."""
         flight = _Flight(out, into)
         if into is not None:
-            flight.arriving = self.allot(into)
+            flight.arriving = allot(into)
             if flight.arriving.numel():
                 flight.receive = self.group.irecv(flight.arriving, into.peer)
         if out is not None:
@@ -84,7 +87,8 @@ class Exchange:
         if flight.into is not None and rows is not None:
             answer = self.take(flight.into, rows)
         if self.take_reply is not None:
-            replies.append(self._post(flight.into, flight.out, answer))
+            allot = self.allot_reply or self.allot
+            replies.append(self._post(flight.into, flight.out, allot, answer))
             if len(replies) > 1:
                 self._complete_reply(replies.popleft())
         self._left(flight)

@@ -98,6 +98,8 @@ def fetch_and_send_back(
         )  # fmt: skip
         return
 
+    gradients = _Rows(graph, dx)
+
     def take(message: Message, received: Tensor) -> Tensor:
         contribution = dx.new_zeros(received.shape)
         use(*rows.block_and_chunk(message), received, contribution)
@@ -106,7 +108,7 @@ def fetch_and_send_back(
     Exchange(
         graph.group, graph.traffic, layer, "backward", make=rows.to_send, allot=rows.empty,
         take=take, meanwhile=lambda: use(own, own.whole, x, dx),
-        take_reply=_Rows(graph, dx).add_owned,
+        take_reply=gradients.add_owned, allot_reply=gradients.empty,
     ).run(graph.plan.fetch_ticks(rows.max_rows), graph.schedule.prefetch)  # fmt: skip
 
 
