@@ -174,10 +174,11 @@ class PartitionedFolder:
     def part(self, k: int) -> Part:
         """Part k, 0 <= k < meta.num_parts, memory-mapped; writing to its tensors stays private.
 
-        Raises GraphFolderError when the file's checksum does not fit.
+        Raises GraphFolderError when the file is gone, or its size or checksum does not fit.
         """
         if not 0 <= k < self.meta.num_parts:
             raise ValueError(f"part {k} does not exist; there are {self.meta.num_parts}, from 0")
+        self._check_size(k)
         if k in self._unchecked:
             self._check_sum(k)
             self._unchecked.discard(k)
@@ -189,6 +190,7 @@ class PartitionedFolder:
     def verify(self) -> None:
         """Compare the checksum of every part. Raises GraphFolderError naming a damaged file."""
         for k in range(self.meta.num_parts):
+            self._check_size(k)
             self._check_sum(k)
 
     def _file(self, k: int) -> Path:
@@ -196,7 +198,6 @@ class PartitionedFolder:
 
     def _check_sum(self, k: int) -> None:
         path = self._file(k)
-        self._check_size(k)
         if _sha256(path) != self._files[k].sha256:
             raise GraphFolderError(
                 f"{path} is damaged: its checksum does not fit; restore the file, or partition "

@@ -55,7 +55,8 @@ def _load(path: Path) -> Arrays:
     with path.open("rb") as file:
         if file.read(4) != b"PK\x03\x04":
             raise ValueError("not an .npz file (write one with numpy.savez)")
-    with np.load(path, allow_pickle=False) as archive:
+        file.seek(0)
+        archive = np.load(file, allow_pickle=False)
         names = archive.files
         typed = [name for name in TYPED if name in names]
         if typed:

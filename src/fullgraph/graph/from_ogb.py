@@ -30,6 +30,7 @@ def read_ogb(name: str, root: Path) -> WholeGraph:
     # OGB keeps NumPy arrays in a torch file, which torch loads only when told that they are safe.
     with torch.serialization.safe_globals(_numpy_types()):
         dataset = NodePropPredDataset(name=name, root=str(root / "ogb"))
+        split = dataset.get_idx_split()
     graph, labels = dataset[0]
     if "edge_index" not in graph:
         raise ValueError(f"ogb:{name} has typed nodes: such graphs come in a later version")
@@ -41,7 +42,7 @@ def read_ogb(name: str, root: Path) -> WholeGraph:
         num_nodes=num_nodes,
         x=_tensor(graph.get("node_feat")),
         y=y,
-        masks=_masks(dataset.get_idx_split(), num_nodes),
+        masks=_masks(split, num_nodes),
         edge_attr=_tensor(graph.get("edge_feat")),
         num_classes=count_classes(y),
     )
@@ -49,9 +50,9 @@ def read_ogb(name: str, root: Path) -> WholeGraph:
 
 def _numpy_types() -> list[Any]:
     dtypes = {type(np.dtype(kind)) for kind in ("int64", "int32", "float32", "float64", "bool")}
-    # The array's own pickle code names its rebuilding function, wherever NumPy keeps it.
-    rebuild = np.empty(0).__reduce__()[0]
-    return [rebuild, np.ndarray, np.dtype, *dtypes]
+    # An object's own pickle code names the function that rebuilds it, wherever NumPy keeps that.
+    rebuild = [np.empty(0).__reduce__()[0], np.int64(0).__reduce__()[0]]
+    return [*rebuild, np.ndarray, np.dtype, *dtypes]
 
 
 def _tensor(values: NDArray | None) -> Tensor | None:
@@ -70,5 +71,5 @@ def _masks(index: dict[str, NDArray], num_nodes: int) -> dict[str, Tensor]:
     masks = {}
     for theirs, ours in SPLIT_NAMES.items():
         masks[ours] = torch.zeros(num_nodes, dtype=torch.bool)
-        masks[ours][torch.from_numpy(index[theirs])] = True
+        masks[ours][torch.as_tensor(index[theirs])] = True
     return masks

@@ -28,7 +28,7 @@ from fullgraph.graph.parts import (
 )
 from fullgraph.graph.report import PartitionReport, partition_report
 from fullgraph.graph.sources import Source, read
-from fullgraph.graph.whole import WholeGraph
+from fullgraph.graph.whole import WholeGraph, canonical
 
 __all__ = [
     "METHODS",
@@ -41,18 +41,20 @@ __all__ = [
 ]
 
 Ints = NDArray[np.int64]
+MAX_KEY = 2**62
 
 
 class PartitionedInMemory:
     """A whole graph and who is in which part; `part(k)` is built at every call.
 
-    ``graph``: the whole graph, which is kept. ``assignment``: int32 [N], the part of each node.
+    ``graph``: the whole graph, valid, which is kept.
+    ``assignment``: int32 [N], the part of each node.
     Raises ValueError unless the assignment has N values in 0 .. num_parts - 1.
     """
 
     def __init__(self, graph: WholeGraph, assignment: Tensor, num_parts: int) -> None:
         _check_assignment(assignment, graph.num_nodes, num_parts)
-        self.graph = graph
+        self.graph = graph = canonical(graph)
         self.assignment = assignment.to(torch.int32)
         self.num_parts = num_parts
         owner = self.assignment.numpy()
@@ -126,7 +128,7 @@ class PartitionedInMemory:
         key = owner[source].astype(np.int64)
         key *= num_rows
         key += self._row[dst[edge_id]]
-        if self.num_parts * num_rows * num_rows < 2**62:
+        if self.num_parts * num_rows * num_rows < MAX_KEY:
             key *= num_rows
             key += self._row[source]
             order = np.argsort(key, kind="stable")
@@ -160,6 +162,9 @@ def split_parts(graph: WholeGraph, part: Tensor, num_parts: int) -> Iterator[Par
 def partition(
     source: Source, num_parts: int, method: str = "metis", seed: int = 0, **read_options: Any
 ) -> PartitionedInMemory:
-    """Read a graph, unless it is one, and partition it; see `read` and `assign_parts`."""
-    graph = read(source, **read_options)
+    """Read a graph and partition it; see `read` and `assign_parts`.
+
+    Whether features may be infinite or NaN was decided when a `WholeGraph` was read.
+    """
+    graph = read(source, **{"allow_nonfinite": isinstance(source, WholeGraph), **read_options})
     return PartitionedInMemory(graph, assign_parts(graph, num_parts, method, seed), num_parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -58,7 +59,7 @@ class PartitionReport:
 
     def table(self) -> Table:
         """For printing with rich: a row a part, then totals, then imbalances."""
-        table = Table(title=f"{self.name}: {len(self.nodes)} parts", show_footer=False)
+        table = Table(title=f"{escape(self.name)}: {len(self.nodes)} parts")
         for heading in ("part", "nodes", "in-edges", "labelled", "halo rows"):
             table.add_column(heading, justify="right")
         columns = (self.nodes, self.edges, self.labelled, self.halo)

@@ -5,6 +5,8 @@ Letters: N nodes, E edges, F features, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -70,7 +72,7 @@ def _first(values: Tensor) -> str:
     return f" (first value, at [{at}]: {values.flatten()[0].item()})"
 
 
-def _find(values: Tensor, bad) -> int:  # type: ignore[no-untyped-def]
+def _find(values: Tensor, bad: Callable[[Tensor], Tensor]) -> int:
     """Flat position of the first value that `bad(chunk)` marks, -1 when there is none."""
     flat = values.reshape(-1)
     for start in range(0, flat.numel(), CHUNK):

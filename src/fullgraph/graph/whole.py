@@ -31,7 +31,7 @@ class WholeGraph:
     multi-label graphs; or None.
     ``masks``: bool [N] each, disjoint, under some of "train", "val", "test"; empty means no split.
     ``edge_weight``: [E] floating, or None. ``edge_attr``: [E, D] floating, or None.
-    ``num_classes``: C; 0 when there are no labels.
+    ``num_classes``: C; 0 when there are no labels. `read` counts the classes where it is 0.
     """
 
     name: str
@@ -66,10 +66,12 @@ class WholeGraph:
 
 
 def count_classes(y: Tensor | None) -> int:
-    """Largest label + 1 of y [N], the columns of y [N, C], 0 without labels."""
-    if y is None or y.numel() == 0:
+    """Largest label + 1 of y [N], the columns of y [N, C], 0 without labels that are classes."""
+    if y is not None and y.dim() == 2:
+        return int(y.shape[1])
+    if y is None or y.numel() == 0 or y.is_floating_point():
         return 0
-    return int(y.shape[1]) if y.dim() == 2 else max(int(y.max()) + 1, 0)
+    return max(int(y.max()) + 1, 0)
 
 
 def canonical(graph: WholeGraph) -> WholeGraph:
