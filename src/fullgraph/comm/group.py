@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fullgraph.comm.rendezvous import meet
+
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 
@@ -165,30 +167,46 @@ def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = Non
 
     An exception that ends this process is reported to the other ranks, whose own errors then name
     it. Calling it again, or after ``torch.distributed.init_process_group``, joins what is there.
+    When all ranks are on this machine they talk over loopback alone (see `meet`).
 
     Args:
         timeout: the longest any single wait may take, in seconds or as a timedelta.
         backend: of torch.distributed; by default "nccl" where CUDA is available, else "gloo".
+
+    Raises:
+        ValueError: the environment variables of torchrun are incomplete, or the backend is not
+            part of this torch.
+        CommError: the ranks do not find each other in time; names those that are missing.
     """
-    if not isinstance(timeout, timedelta):
-        timeout = timedelta(seconds=timeout)
+    timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     if timeout <= timedelta(0):
         raise ValueError(f"timeout must be positive, got {timeout}")
     if dist.is_initialized():
         return Group(dist.group.WORLD, timeout=timeout)
     if "WORLD_SIZE" not in os.environ:
         return Group(timeout=timeout)
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
-    store.set_timeout(timeout)
-    if backend is None:
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(
-        backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size,
-        timeout=timeout,
-    )  # fmt: skip
+    backend = _choose_backend(backend)
+    try:
+        store, rank, size = meet(timeout)
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size,
+            timeout=timeout,
+        )  # fmt: skip
+    except (TimeoutError, OSError) as error:
+        raise CommError(str(error)) from error
+    except RuntimeError as error:
+        raise CommError(f"{backend} could not connect the ranks: {error}") from error
     group = Group(dist.group.WORLD, timeout, dist.PrefixStore("fullgraph", store))
     _report_uncaught(group)
     return group
+
+
+def _choose_backend(backend: str | None) -> str:
+    if backend is None:
+        return "nccl" if torch.cuda.is_available() else "gloo"
+    if not dist.is_backend_available(backend):
+        raise ValueError(f"backend {backend!r} is not part of this torch; gloo is on every machine")
+    return backend
 
 
 def _report_uncaught(group: Group) -> None:

@@ -1,0 +1,72 @@
+"""What commands say: stages under way, and errors in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from fullgraph.training.launch import WorkerError
+
+USAGE, FAILED, INTERRUPTED = 2, 1, 130
+
+# What people's input and surroundings lead to; other errors are ours, and come with a traceback.
+EXPECTED = ("ValueError", "CommError", "LoadError", "GraphFolderError", "RunFolderError",
+            "UnsupportedLayerError", "MemoryError")  # fmt: skip
+
+
+def fail(message: str, code: int | None = USAGE) -> None:
+    """Print an error as one line; then exit with `code`, unless it is None."""
+    line = re.sub(r"\s*\n\s*", "; ", message.strip())
+    print(f"fullgraph: error: {re.sub(r'  +', '  ', line)}", file=sys.stderr)
+    if code is not None:
+        raise typer.Exit(code)
+
+
+@contextmanager
+def errors_in_a_line() -> Iterator[None]:
+    """What a person can do something about becomes one line and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError, NotImplementedError) as error:
+        if os.environ.get("FULLGRAPH_TRACEBACK"):
+            raise
+        fail(str(error) or type(error).__name__)
+
+
+def fail_for_worker(error: WorkerError) -> None:
+    """Name the rank and the reason, and exit; a traceback comes first where the fault is ours."""
+    if error.trace and not error.reason.startswith(EXPECTED):
+        print(error.trace, file=sys.stderr)
+    fail(str(error), FAILED)
+
+
+class Stages:
+    """Says what is under way and how long it took: a spinner on a terminal, else lines.
+
+    quiet: say nothing.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        if self.quiet or not sys.stdout.isatty():
+            yield
+        else:
+            from rich.console import Console
+            from rich.markup import escape
+
+            with Console().status(escape(name)):
+                yield
+        if not self.quiet:
+            print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)

@@ -1,0 +1,97 @@
+"""`fullgraph info`: what is in a partitioned graph or a run folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fullgraph.cli.console import errors_in_a_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fullgraph.graph.parts import GraphMeta
+
+
+def info(
+    folder: Annotated[Path, typer.Argument(help="A partitioned graph, or a run folder.")],
+    verify: Annotated[bool, typer.Option(
+        "--verify", help="Compare the checksum of every part of a graph, which reads it all.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Print what is in a partitioned graph or a run folder."""
+    from rich.console import Console
+
+    with errors_in_a_line():
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder")
+        show = _graph_tables if (folder / "graph.json").exists() else _run_tables
+        for table in show(folder, verify):
+            Console().print(table)
+
+
+def _graph_tables(folder: Path, verify: bool) -> list[Table]:
+    from rich.table import Table
+
+    from fullgraph.graph.folder import PartitionedFolder
+
+    opened = PartitionedFolder.open(folder)
+    if verify:
+        opened.verify()
+    meta = opened.meta
+    table = Table("part", "nodes", "in-edges", "labelled", title=f"{meta.num_parts} parts")
+    for column in table.columns:
+        column.justify = "right"
+    counts = (meta.part_nodes, meta.part_edges, meta.part_labelled)
+    for k, row in enumerate(zip(*counts)):
+        table.add_row(str(k), *(f"{n:,}" for n in row))
+    table.add_section()
+    table.add_row("max/mean", *(f"{_imbalance(c):.3f}" for c in counts))
+    return [_facts(meta.name, _graph_facts(meta, verify)), table]
+
+
+def _graph_facts(meta: GraphMeta, verified: bool) -> dict[str, Any]:
+    arrays = [f"{f.name} {f.dtype} {['E' if f.of_edges else 'N', *f.shape]}" for f in meta.fields]
+    return {
+        "nodes": f"{meta.num_nodes:,}",
+        "edges": f"{meta.num_edges:,}",
+        "features": meta.num_features,
+        "classes": meta.num_classes,
+        "placement": meta.placement,
+        "arrays": "\n".join(text.replace("'", "") for text in arrays),
+        "fingerprint": meta.fingerprint[:16],
+        "checksums": "all right" if verified else "not compared (--verify)",
+    }
+
+
+def _imbalance(counts: tuple[int, ...]) -> float:
+    return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0
+
+
+def _run_tables(folder: Path, verify: bool) -> list[Table]:
+    from fullgraph.training.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    config = run.config()
+    asked = {**config["graph"], **config["model"], **config["training"]}
+    asked |= {key: config[key] for key in ("workers", "threads", "schedule", "timeout")}
+    tables = [_facts("asked for", asked)]
+    if run.has_result():
+        result = run.result()
+        result.pop("traffic", None)
+        tables.append(_facts("result", result))
+    return tables
+
+
+def _facts(title: str, facts: dict[str, Any]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), show_header=False)
+    for key, value in facts.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        table.add_row(escape(key.replace("_", " ")), escape(text))
+    return table

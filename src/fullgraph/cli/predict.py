@@ -1,0 +1,81 @@
+"""`fullgraph predict`: exact inference on the whole graph, with the weights of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fullgraph.cli.console import INTERRUPTED, Stages, errors_in_a_line, fail_for_worker
+
+if TYPE_CHECKING:
+    from fullgraph.graph.parts import GraphMeta
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run folder that fullgraph train left.")],
+    out: Annotated[Path, typer.Option(
+        help="The .npz to write: logits [N, C] and pred [N], in the original order of the nodes.")
+    ] = Path("predictions.npz"),
+    graph: Annotated[str | None, typer.Option(
+        help="Another graph than the run's, with features of the same kind.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes to share the work.")] = 1,
+    threads: Annotated[int | None, typer.Option(
+        help="Of each worker; an equal share of the cores unless given.")] = None,
+    timeout: Annotated[float, typer.Option(
+        help="The longest any wait between workers may take, in seconds.")] = 300.0,
+) -> None:  # fmt: skip
+    """Predict every node of a graph, on the whole graph, without gradients."""
+    with errors_in_a_line():
+        if out.suffix != ".npz":
+            raise ValueError(f"--out must end in .npz, got {out}")
+        if not out.absolute().parent.is_dir():
+            raise ValueError(f"--out: there is no folder {out.parent}")
+        _predict(run, out, graph, workers, threads, timeout)
+    print(f"predictions: {out}")
+
+
+def _predict(
+    run: Path, out: Path, graph: str | None, workers: int, threads: int | None, timeout: float
+) -> None:
+    from fullgraph.training.config import GraphOptions, RunConfig
+    from fullgraph.training.launch import WorkerError, default_threads, run_workers
+    from fullgraph.training.prepare import partitioned_folder
+    from fullgraph.training.run_folder import RunFolder
+
+    folder = RunFolder(run)
+    content = folder.config()
+    folder.weights()
+    config = RunConfig.from_json(content)
+    source = dataclasses.replace(config.graph, parts=None)
+    if graph is not None:
+        normalized = config.graph.normalize_features
+        source = GraphOptions(graph, normalize_features=normalized)
+    threads = default_threads(max(1, workers)) if threads is None else threads
+    config = dataclasses.replace(
+        config, graph=source, workers=workers, threads=threads, timeout=timeout
+    )
+    config.validate()
+    with partitioned_folder(source, workers, Stages()) as opened:
+        _check_fits(content, opened.meta)
+        arguments = {
+            "config": {**content, **config.to_json()}, "run": str(run.absolute()),
+            "out": str(out.absolute()), "graph": str(opened.path.absolute()),
+        }  # fmt: skip
+        try:
+            run_workers("fullgraph.training.tasks:predict", arguments, workers, threads, timeout)
+        except WorkerError as error:
+            fail_for_worker(error)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _check_fits(content: dict[str, Any], meta: GraphMeta) -> None:
+    wanted = content.get("data", {}).get("num_features")
+    if meta.field("x") is None or meta.num_features != wanted:
+        raise ValueError(
+            f"graph {meta.name!r} has {meta.num_features} features a node; this run's model "
+            f"takes {wanted}"
+        )

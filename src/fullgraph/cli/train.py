@@ -1,0 +1,181 @@
+"""`fullgraph train`: train a named model on a graph, and leave a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fullgraph.cli.console import INTERRUPTED, Stages, errors_in_a_line, fail_for_worker
+
+if TYPE_CHECKING:
+    from fullgraph.training.config import RunConfig
+
+MODELS = "gcn, sage, gin, graphconv, sgc, appnp or mlp"
+
+
+def train(
+    graph: Annotated[str, typer.Argument(
+        help="A partitioned folder, an .npz, or pyg:Cora, ogb:ogbn-arxiv, planted:nodes=1e5,...")],
+    model: Annotated[str, typer.Option(help=f"One of {MODELS}.")] = "sage",
+    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 2,
+    hidden: Annotated[int, typer.Option(help="Columns between layers.")] = 64,
+    dropout: Annotated[float, typer.Option(help="Before every layer but the first.")] = 0.5,
+    input_dropout: Annotated[float, typer.Option(help="On the input features.")] = 0.0,
+    norm: Annotated[str, typer.Option(help="Between layers: none, batch or layer.")] = "none",
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 0.01,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of Adam.")] = 0.0,
+    weight_decay_on: Annotated[str, typer.Option(
+        help="'all' parameters, or those of the 'first' layer only, as the GCN paper has it.")
+    ] = "all",
+    epochs: Annotated[int, typer.Option(help="Steps, each on the whole graph.")] = 200,
+    patience: Annotated[int, typer.Option(
+        help="Stop after so many epochs without a better validation metric; 0: never.")] = 0,
+    keep: Annotated[str, typer.Option(
+        help="The weights to test: of the 'best' validation metric, or the 'last'.")] = "best",
+    metric: Annotated[str, typer.Option(
+        help="accuracy, f1_micro, f1_macro, or roc_auc (2 classes).")] = "accuracy",
+    eval_every: Annotated[int, typer.Option(help="Evaluate every so many epochs.")] = 1,
+    normalize_features: Annotated[bool, typer.Option(
+        "--normalize-features", help="Divide each row of features by its sum.")] = False,
+    split: Annotated[int, typer.Option(help="Which split, where there are several.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of initial weights and dropout.")] = 0,
+    workers: Annotated[int | None, typer.Option(
+        help="Processes to train with; 1 unless given. Under torchrun, its number.")] = None,
+    parts: Annotated[int | None, typer.Option(
+        help="Parts to make of the graph; one a worker unless given.")] = None,
+    method: Annotated[str, typer.Option(help="Partitioning: metis, random, contiguous.")] = "metis",
+    schedule: Annotated[str, typer.Option(
+        help="sequential[:prefetch=N,remat=on|off] or oneshot.")] = "sequential",
+    threads: Annotated[int | None, typer.Option(
+        help="Of each worker; an equal share of the cores unless given.")] = None,
+    timeout: Annotated[float, typer.Option(
+        help="The longest any wait between workers may take, in seconds.")] = 300.0,
+    out: Annotated[Path | None, typer.Option(
+        help="The run folder; runs/MODEL-GRAPH-TIME unless given.")] = None,
+    overwrite: Annotated[bool, typer.Option(
+        "--overwrite", help="Replace a run folder that is there.")] = False,
+    as_json: Annotated[bool, typer.Option(
+        "--json", help="Print the result as JSON, as the last line; nothing else.")] = False,
+) -> None:  # fmt: skip
+    """Train a model on the whole graph, exactly, with any number of workers."""
+    options = {k: v for k, v in locals().items() if k not in ("out", "overwrite", "as_json")}
+    with errors_in_a_line():
+        config = _config(**options)
+        config.validate()
+        out = _default_out(config) if out is None else out
+        if "WORLD_SIZE" in os.environ:
+            is_first = _train_here(config, out, overwrite, as_json)
+        else:
+            is_first = True
+            _train_with_workers(config, out, overwrite, as_json)
+        if is_first:
+            _say_result(out, as_json)
+
+
+def _config(
+    graph: str, split: int, parts: int | None, method: str, normalize_features: bool, model: str,
+    layers: int, hidden: int, dropout: float, input_dropout: float, norm: str,
+    workers: int | None, threads: int | None, schedule: str, timeout: float, **training: Any,
+) -> RunConfig:  # fmt: skip
+    from fullgraph.training.config import GraphOptions, RunConfig
+    from fullgraph.training.launch import default_threads
+    from fullgraph.training.models import ModelOptions
+    from fullgraph.training.options import FitOptions
+
+    workers = _num_workers(workers)
+    # Found again by `fullgraph predict` from another folder.
+    source = (
+        str(Path(graph).expanduser().absolute()) if Path(graph).expanduser().exists() else graph
+    )
+    return RunConfig(
+        graph=GraphOptions(source, split, parts, method, normalize_features),
+        model=ModelOptions(model, layers, hidden, dropout, input_dropout, norm),
+        training=FitOptions(**training),
+        workers=workers,
+        threads=threads if threads is not None else default_threads(max(1, workers)),
+        schedule=schedule,
+        timeout=timeout,
+    )
+
+
+def _num_workers(given: int | None) -> int:
+    around = os.environ.get("WORLD_SIZE")
+    if around is None:
+        return 1 if given is None else given
+    if given is not None and str(given) != around:
+        raise ValueError(f"--workers {given}, but torchrun started {around}; leave it out here")
+    return int(around)
+
+
+def _default_out(config: RunConfig) -> Path:
+    source = config.graph.source.partition(",")[0]
+    name = Path(source).stem.replace(":", "-").replace("=", "-")
+    return Path("runs", f"{config.model.name}-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _train_with_workers(config: RunConfig, out: Path, overwrite: bool, quiet: bool) -> None:
+    """Read and partition here, train in workers, and see that the folder is valid in any case."""
+    from fullgraph.training.fit import check_graph
+    from fullgraph.training.launch import WorkerError, run_workers
+    from fullgraph.training.prepare import partitioned_folder
+    from fullgraph.training.run_folder import RunFolder
+
+    folder = RunFolder(out)
+    folder.check_free(overwrite)
+    with partitioned_folder(config.graph, config.workers, Stages(quiet)) as graph:
+        check_graph(graph.meta, config.training)
+        folder.create(config.to_json(), overwrite)
+        if not quiet:
+            print(f"starting {config.workers} worker(s) of {config.threads} thread(s)", flush=True)
+        arguments = {
+            "config": config.to_json(), "out": str(out.absolute()), "quiet": quiet,
+            "graph": str(graph.path.absolute()),
+        }  # fmt: skip
+        try:
+            run_workers(
+                "fullgraph.training.tasks:train", arguments, config.workers, config.threads,
+                config.timeout,
+            )  # fmt: skip
+        except WorkerError as error:
+            folder.end_early("failed", str(error))
+            fail_for_worker(error)
+        except KeyboardInterrupt:
+            folder.end_early("interrupted")
+            print(f"\ninterrupted; what there is so far is in {out}", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _train_here(config: RunConfig, out: Path, overwrite: bool, quiet: bool) -> bool:
+    """As one of the workers that torchrun started; whether this one is rank 0."""
+    from fullgraph.comm.group import init
+    from fullgraph.training.run_folder import RunFolder
+    from fullgraph.training.tasks import train as train_task
+
+    group = init(timeout=config.timeout)
+    if group.rank == 0:
+        RunFolder(out).create(config.to_json(), overwrite)
+    train_task(group, config.to_json(), str(out), quiet=quiet)
+    return group.rank == 0
+
+
+def _say_result(out: Path, as_json: bool) -> None:
+    from fullgraph.training.progress import megabytes
+    from fullgraph.training.run_folder import RunFolder
+
+    result = RunFolder(out).result()
+    if as_json:
+        print(json.dumps({"run": str(out), **result}), flush=True)
+        return
+    if result["test"] is not None:
+        print(f"test {result['metric']} {result['test']:.4f} (epoch {result['tested_epoch']})")
+    peak = max(result["peak_memory_bytes"], default=0)
+    print(
+        f"{result['epochs']} epochs, {result['epoch_seconds']:.3g} s each (median), peak memory "
+        f"{megabytes(peak)} a worker\nrun folder: {out}"
+    )

@@ -1,0 +1,96 @@
+"""`RunConfig`: all that a training run was asked to do, as it stands in config.json."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+from fullgraph.comm.schedule import Schedule
+from fullgraph.graph.assign import METHODS
+from fullgraph.training.models import ModelOptions
+from fullgraph.training.options import FitOptions
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """Which graph, and how it is shared out.
+
+    Attributes:
+        source: a partitioned folder, or what `fullgraph.graph.sources.read` accepts, as text.
+        split: which split, where a source has several.
+        parts: how many to make; None: one a worker. Not for a partitioned folder.
+        method: of partitioning.
+        normalize_features: divide each row by the sum of its absolute values.
+    """
+
+    source: str
+    split: int = 0
+    parts: int | None = None
+    method: str = "metis"
+    normalize_features: bool = False
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A training run.
+
+    ``threads``: of each worker. ``timeout``: the longest any single wait between workers may take,
+    in seconds.
+    """
+
+    graph: GraphOptions
+    model: ModelOptions = field(default_factory=ModelOptions)
+    training: FitOptions = field(default_factory=FitOptions)
+    workers: int = 1
+    threads: int = 1
+    schedule: str = "sequential"
+    timeout: float = 300.0
+
+    def validate(self) -> None:
+        """Raises ValueError naming the option; does not look at the graph."""
+        self.model.validate()
+        self.training.validate()
+        Schedule.parse(self.schedule)
+        for key in ("workers", "threads"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be positive, got {self.timeout}")
+        check_parts(self.graph.parts, self.workers)
+        if self.graph.method not in METHODS:
+            raise ValueError(
+                f"method {self.graph.method!r} is unknown; choose one of {', '.join(METHODS)}"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> RunConfig:
+        """What `to_json` gave; other keys are ignored. Raises ValueError where it is no such."""
+        try:
+            known = {f.name for f in fields(RunConfig)} & content.keys()
+            values = {name: content[name] for name in known}
+            values["graph"] = _read(GraphOptions, values["graph"])
+            values["model"] = _read(ModelOptions, values["model"])
+            values["training"] = _read(FitOptions, values["training"])
+            return RunConfig(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the configuration of a run: {error}") from error
+
+
+def check_parts(parts: int | None, workers: int) -> None:
+    """Raises ValueError where there are fewer parts than workers."""
+    if parts is not None and parts < 1:
+        raise ValueError(f"parts must be at least 1, got {parts}")
+    if parts is not None and workers > parts:
+        raise ValueError(
+            f"{workers} workers cannot share {parts} part(s), of which each is owned by one "
+            f"worker: use at most {parts} workers, or partition into {workers} or more parts"
+        )
+
+
+def _read(kind: type[Options], content: dict[str, Any]) -> Options:
+    return kind(**{f.name: content[f.name] for f in fields(kind) if f.name in content})  # type: ignore[arg-type]

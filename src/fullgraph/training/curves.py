@@ -1,0 +1,61 @@
+"""The picture of a run: loss and metrics against epochs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullgraph.training.run_folder import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = {"train": "#7a7a7a", "val": "#1f77b4", "test": "#d95f02"}
+NAMES = {"train": "training", "val": "validation", "test": "test"}
+
+
+def draw_curves(
+    path: Path, lines: list[dict[str, Any]], metric: str, title: str, tested: int | None
+) -> None:
+    """Write a PNG, whole or not at all.
+
+    Args:
+        lines: as in metrics.jsonl.
+        metric: its name, for the axis.
+        tested: the epoch whose weights were tested, marked; None for none.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=150)
+    canvas = FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    figure.suptitle(title, fontsize=10)
+    _draw_loss(left, lines)
+    _draw_metrics(right, lines, metric)
+    for axes in (left, right):
+        axes.set_xlabel("epoch")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if tested is not None:
+            axes.axvline(tested, color="black", linewidth=0.8, linestyle=":")
+    with replacing(path) as file:
+        canvas.print_png(file)
+
+
+def _draw_loss(axes: Axes, lines: list[dict[str, Any]]) -> None:
+    points = [(line["epoch"], line["loss"]) for line in lines if line["loss"] is not None]
+    if points:
+        axes.plot(*zip(*points), color=COLORS["train"], linewidth=1.2)
+    axes.set_ylabel("training loss")
+
+
+def _draw_metrics(axes: Axes, lines: list[dict[str, Any]], metric: str) -> None:
+    for split, color in COLORS.items():
+        points = [(line["epoch"], line[split]) for line in lines if line.get(split) is not None]
+        if points:
+            label = f"{NAMES[split]}: last {points[-1][1]:.3f}"
+            axes.plot(*zip(*points), color=color, linewidth=1.2, label=label)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8)
+    axes.set_ylabel(metric.replace("_", " "))

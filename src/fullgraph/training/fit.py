@@ -1,0 +1,210 @@
+"""`fit`: train a model on the whole graph, all ranks together, and keep the weights that are best.
+
+A step exchanges the rows that layers need, the loss, and the gradients, nothing else. After it,
+where the epoch is evaluated, come a forward pass without gradients, its metrics, and one small
+all-reduce with every rank's account of memory and bytes.
+
+Letters: n owned rows, F features, C classes, W ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.dense.linear import Linear
+
+from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.graph.parts import GraphMeta
+from fullgraph.nn.convert import convert
+from fullgraph.ops.gradients import broadcast_parameters, sum_gradients
+from fullgraph.ops.reduce import cross_entropy
+from fullgraph.training.memory import PeakMemory
+from fullgraph.training.metrics import METRICS
+from fullgraph.training.models import run_model
+from fullgraph.training.options import FitOptions
+from fullgraph.training.results import Epoch, FitResult
+
+Forward = Callable[[torch.nn.Module, DistributedGraph], Tensor]
+
+
+def fit(
+    model: torch.nn.Module, graph: DistributedGraph, options: FitOptions | None = None, *,
+    on_epoch: Callable[[Epoch], None] | None = None, forward: Forward = run_model, **changes: Any,
+) -> FitResult:  # fmt: skip
+    """Train with Adam on the cross-entropy of the training rows. Every rank calls it.
+
+    The model is converted in place, rank 0's weights are broadcast, and at the end the model holds
+    the weights of `FitResult.tested`. KeyboardInterrupt (Ctrl-C) ends training and returns what
+    there is, with ``interrupted`` set; it exchanges nothing any more, as ranks are interrupted at
+    different places.
+
+    Args:
+        model: a PyG or torch model, converted or not; called as `forward` says.
+        graph: needs x, y [n] of classes, and a training mask with a labelled row on some rank.
+        options: see `FitOptions`; `changes` replace single ones, as in ``fit(..., epochs=50)``.
+        on_epoch: called on every rank after each epoch.
+        forward: gives logits [n, C]; by default `run_model`, that is ``model(graph.x, graph)``.
+
+    Raises:
+        ValueError: an option or the graph does not fit; names it.
+    """
+    options = dataclasses.replace(options or FitOptions(), **changes)
+    options.validate()
+    check_graph(graph.meta, options)
+    convert(model, seed=options.seed)
+    broadcast_parameters(model, graph.group)
+    run = _Run(model, graph, options, forward)
+    result = run.result
+    try:
+        for epoch in run.epochs():
+            if on_epoch is not None:
+                on_epoch(epoch)
+    except KeyboardInterrupt:
+        result.interrupted = True
+    weights, result.tested = run.kept
+    model.load_state_dict(weights)
+    return result
+
+
+def check_graph(meta: GraphMeta, options: FitOptions) -> None:
+    """Raises ValueError where `fit` cannot train on this graph, with the reason."""
+    x, y = meta.field("x"), meta.field("y")
+    if x is None or meta.num_features == 0:
+        raise ValueError(f"graph {meta.name!r} has no node features x, which training needs")
+    if y is None or y.dtype != "int64" or y.shape:
+        raise ValueError(
+            f"graph {meta.name!r} needs labels y of shape [N], one class a node, "
+            f"{'and has none' if y is None else f'got {y.dtype} [N, ...]'}"
+        )
+    if not sum(meta.part_labelled):
+        raise ValueError(f"graph {meta.name!r} has no training node: its training set is empty")
+    if options.metric == "roc_auc" and meta.num_classes != 2:
+        raise ValueError(f"metric roc_auc takes 2 classes; the graph has {meta.num_classes}")
+    if options.patience and "val" not in meta.mask_names:
+        raise ValueError(f"patience={options.patience} needs a validation mask, and there is none")
+
+
+def normalize_features(x: Tensor) -> Tensor:
+    """Rows divided by the sum of their absolute values; rows of zeros stay. x: [n, F]."""
+    return x / x.abs().sum(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def evaluate(
+    model: torch.nn.Module, graph: DistributedGraph, metric: str, forward: Forward = run_model
+) -> dict[str, float]:
+    """The metric of every split that the graph has, nan for one that is empty; no gradients."""
+    assert graph.y is not None
+    model.eval()
+    with torch.no_grad():
+        out = forward(model, graph)
+        return {
+            name: METRICS[metric](out, graph.y, mask, group=graph.group)
+            for name, mask in graph.masks.items()
+        }
+
+
+class _Run:
+    """One training run: the optimizer, what was measured so far, and the weights to keep.
+
+    ``kept`` is the state_dict after an evaluated epoch, with that epoch; None before the first. It
+    is replaced as one, so an interrupt cannot leave weights of a step half done.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, graph: DistributedGraph, options: FitOptions, forward: Forward
+    ) -> None:
+        self.model, self.graph, self.options, self.forward = model, graph, options, forward
+        self.result = FitResult(metric=options.metric)
+        self.optimizer = torch.optim.Adam(parameter_groups(model, options), lr=options.lr)
+        self.kept: tuple[dict[str, Any], Epoch | None] = (_copy(model), None)
+        self.memory = PeakMemory()
+        self.by_validation = options.keep == "best" and "val" in graph.masks
+
+    def epochs(self) -> Iterator[Epoch]:
+        options, result = self.options, self.result
+        for number in range(1, options.epochs + 1):
+            epoch = self._train(number)
+            due = number % options.eval_every == 0 or number == options.epochs
+            if due:
+                self._evaluate(epoch)
+                self._keep(epoch)
+            result.epochs.append(epoch)
+            yield epoch
+            best = result.best
+            if options.patience and best and number - best.epoch >= options.patience:
+                result.stopped_early = True
+                return
+
+    def _train(self, number: int) -> Epoch:
+        graph, model = self.graph, self.model
+        sent, start = graph.traffic.bytes_sent, time.perf_counter()
+        model.train()
+        self.optimizer.zero_grad()
+        out = self.forward(model, graph)
+        assert graph.y is not None
+        loss = cross_entropy(out, graph.y, graph.masks.get("train"), group=graph.group)
+        loss.backward()
+        sum_gradients(model, graph.group)
+        self.optimizer.step()
+        seconds = time.perf_counter() - start
+        return Epoch(number, loss.item(), seconds, own_bytes_sent=graph.traffic.bytes_sent - sent)
+
+    def _evaluate(self, epoch: Epoch) -> None:
+        start = time.perf_counter()
+        epoch.metrics = evaluate(self.model, self.graph, self.options.metric, self.forward)
+        epoch.evaluation_seconds = time.perf_counter() - start
+        # Exact up to 2**53 bytes. A row a rank, of which the others are zero.
+        group = self.graph.group
+        account = torch.zeros(group.size, 2, dtype=torch.float64, device=group.device)
+        account[group.rank, 0] = self.memory.bytes()
+        account[group.rank, 1] = epoch.own_bytes_sent
+        rows = group.all_reduce(account, "the account of memory and bytes").tolist()
+        epoch.peak_memory_bytes = [int(row[0]) for row in rows]
+        epoch.bytes_sent = [int(row[1]) for row in rows]
+
+    def _keep(self, epoch: Epoch) -> None:
+        """Remember these weights if they are the ones to test so far; ties go to the earlier."""
+        result = self.result
+        value = epoch.metrics.get("val", math.nan)
+        best = result.best.metrics["val"] if result.best else -math.inf
+        if value > best:  # never where it is nan
+            result.best = epoch
+        if not self.by_validation or result.best in (epoch, None):
+            self.kept = (_copy(self.model), epoch)
+
+
+def _copy(model: torch.nn.Module) -> dict[str, Any]:
+    return {
+        name: value.detach().clone() if isinstance(value, Tensor) else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def parameter_groups(model: torch.nn.Module, options: FitOptions) -> list[dict[str, Any]]:
+    """Parameters with their weight decay: all of them, or the first layer's only.
+
+    The first layer is the first message-passing or linear module, in the order in which the model
+    was put together, with all its parameters.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if options.weight_decay_on == "all":
+        return [{"params": parameters, "weight_decay": options.weight_decay}]
+    layers = (MessagePassing, Linear, torch.nn.Linear)
+    first = next((m for m in model.modules() if isinstance(m, layers)), None)
+    if first is None:
+        raise ValueError("weight_decay_on='first': the model has no layer that is known as one")
+    chosen = {id(p) for p in first.parameters()}
+    return [
+        {
+            "params": [p for p in parameters if id(p) in chosen],
+            "weight_decay": options.weight_decay,
+        },
+        {"params": [p for p in parameters if id(p) not in chosen], "weight_decay": 0.0},
+    ]

@@ -1,0 +1,55 @@
+"""What a training run is asked to do: `FitOptions`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fullgraph.training.metrics import METRICS
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """Options of `fit`.
+
+    Attributes:
+        epochs: steps, each on the whole graph.
+        lr, weight_decay: of Adam.
+        weight_decay_on: "all" parameters, or those of the "first" layer, as the GCN paper has it.
+        patience: stop after so many epochs without a better validation metric; 0: never.
+        seed: of the dropout masks. The weights a model starts with are the caller's to seed.
+        metric: one of `METRICS`.
+        eval_every: evaluate every so many epochs, and after the last.
+        keep: the weights to end with, and to test: of the evaluated epoch with the "best"
+            validation metric (the earliest of equals; the last where there is no validation
+            mask), or of the "last".
+    """
+
+    epochs: int = 200
+    lr: float = 0.01
+    weight_decay: float = 0.0
+    weight_decay_on: str = "all"
+    patience: int = 0
+    seed: int = 0
+    metric: str = "accuracy"
+    eval_every: int = 1
+    keep: str = "best"
+
+    def validate(self) -> None:
+        """Raises ValueError naming the option."""
+        for key, low in (("epochs", 1), ("eval_every", 1), ("patience", 0), ("seed", 0)):
+            if getattr(self, key) < low:
+                raise ValueError(f"{key} must be at least {low}, got {getattr(self, key)}")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
+            raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay}")
+        for key, choices in (
+            ("weight_decay_on", ("all", "first")),
+            ("keep", ("best", "last")),
+            ("metric", tuple(METRICS)),
+        ):
+            if getattr(self, key) not in choices:
+                raise ValueError(
+                    f"{key} must be one of {', '.join(choices)}, got {getattr(self, key)!r}"
+                )

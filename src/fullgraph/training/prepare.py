@@ -1,0 +1,62 @@
+"""From a graph's source to a partitioned folder that workers open: once, in the parent."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+from fullgraph.comm.load import is_folder
+from fullgraph.graph.folder import PartitionedFolder, save
+from fullgraph.graph.partition import PartitionedInMemory, partition
+from fullgraph.graph.sources import read
+from fullgraph.training.config import GraphOptions, check_parts
+
+Stage = Callable[[str], AbstractContextManager[object]]
+
+
+def no_stage(name: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+@contextmanager
+def partitioned_folder(
+    options: GraphOptions, workers: int, stage: Stage = no_stage
+) -> Iterator[PartitionedFolder]:
+    """The graph as a partitioned folder: the one it is, or one that exists while the block runs.
+
+    The whole graph is in memory only until the folder is written.
+
+    Args:
+        stage: told what is being done; the work happens inside what it returns.
+
+    Raises:
+        ValueError: the graph cannot be read, or has too few parts; with the reason.
+    """
+    if is_folder(options.source):
+        if options.parts is not None:
+            raise ValueError(f"parts={options.parts}: {options.source} is partitioned already")
+        folder = PartitionedFolder.open(options.source)
+        check_parts(folder.meta.num_parts, workers)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="fullgraph-") as parent:
+        path = Path(parent, "graph")
+        partition_to(path, options, options.parts or workers, stage)
+        yield PartitionedFolder.open(path)
+
+
+def partition_to(
+    path: Path, options: GraphOptions, parts: int, stage: Stage = no_stage,
+    overwrite: bool = False, report: Callable[[PartitionedInMemory], None] | None = None,
+) -> None:  # fmt: skip
+    """Read, partition and save; `report` sees the partitioned graph before it is saved."""
+    with stage(f"reading {options.source}"):
+        graph = read(options.source, split=options.split)
+    with stage(f"partitioning {graph.num_nodes:,} nodes, {graph.num_edges:,} edges"):
+        partitioned = partition(graph, parts, method=options.method)
+    if report is not None:
+        report(partitioned)
+    with stage(f"writing {parts} part(s)"):
+        save(partitioned, path, overwrite=overwrite)

@@ -1,0 +1,72 @@
+"""What a person sees while a model trains: a progress bar on a terminal, else plain lines."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from fullgraph.training.results import Epoch
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+PLAIN_LINES = 20  # about so many in all
+
+
+class TrainingProgress:
+    """Shows epochs; use it in a `with` block, on rank 0.
+
+    Args:
+        epochs: how many there will be at most.
+        quiet: show nothing.
+    """
+
+    def __init__(self, epochs: int, metric: str, quiet: bool = False) -> None:
+        self.epochs, self.metric, self.quiet = epochs, metric, quiet
+        self._every = max(1, -(-epochs // PLAIN_LINES))
+        self._last: Epoch | None = None
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> TrainingProgress:
+        if not self.quiet and sys.stdout.isatty():
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn()
+            )
+            self._task = self._bar.add_task("training", total=self.epochs)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, epoch: Epoch) -> None:
+        if epoch.metrics:
+            self._last = epoch
+        if self.quiet:
+            return
+        if self._bar is not None:
+            self._bar.update(self._task, completed=epoch.epoch, description=self.line(epoch))
+        elif epoch.epoch % self._every == 0 or epoch.epoch in (1, self.epochs):
+            print(self.line(epoch), flush=True)
+
+    def line(self, epoch: Epoch) -> str:
+        """One epoch in words, with the latest metric and memory that are known."""
+        words = f"epoch {epoch.epoch:>{len(str(self.epochs))}}/{self.epochs}  loss {epoch.loss:.4f}"
+        last = self._last
+        if last is not None and "val" in last.metrics:
+            words += f"  validation {self.metric} {last.metrics['val']:.4f}"
+        words += f"  {epoch.seconds:.3g} s an epoch"
+        if last is not None:
+            words += f"  peak memory {megabytes(max(last.peak_memory_bytes))} a worker"
+        return words
+
+
+def megabytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
