@@ -1,0 +1,75 @@
+"""The kernels as torch.library custom ops: native on a CPU, the readable reference elsewhere.
+
+Arguments are positional, in the order of `reference`, and have been checked by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgraph.kernels import reference
+from fullgraph.kernels._runtime import load_native
+
+native = load_native()
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    return str(native.isa())
+
+
+def available_isas() -> list[str]:
+    """The instruction sets this machine has, worst first; FULLGRAPH_ISA chooses one."""
+    return list(native.available_isas())
+
+
+def max_threads() -> int:
+    """How many threads a kernel gets: what `torch.set_num_threads` said, or fewer."""
+    return int(native.max_threads())
+
+
+def _register(
+    function: Callable[..., None], on_cpu: Callable[..., None], mutates: str
+) -> Callable[..., None]:
+    """A custom op with the signature of `function`, which mutates these arguments."""
+    op = torch.library.custom_op(
+        f"fullgraph::{function.__name__}", function, mutates_args=tuple(mutates.split())
+    )
+    op.register_kernel("cpu")(on_cpu)
+    op.register_fake(_nothing)
+
+    def call(*args: Any) -> None:
+        op(*(a.detach() if isinstance(a, Tensor) else a for a in args))
+
+    return call
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """The fake of an op that returns nothing and only writes into its arguments."""
+
+
+def _gather_on_cpu(x: Tensor, index: Tensor, out: Tensor) -> None:
+    if x.dtype == out.dtype:
+        x, out = x.view(torch.uint8), out.view(torch.uint8)
+    native.gather_rows(x, index, out)
+
+
+def _dropout_on_cpu(
+    x: Tensor, ids: Tensor, out: Tensor, p: float, seed: int, step: int, layer: int
+) -> None:
+    scale = 1 / (1 - p) if p < 1 else 0.0
+    native.dropout(x, ids, out, int(p * 2**32), scale, seed % 2**64, step, layer)
+
+
+spmm = _register(reference.spmm, native.spmm, "out")
+sddmm = _register(reference.sddmm, native.sddmm, "out")
+extremum = _register(reference.extremum, native.extremum, "out count")
+extremum_grad_source = _register(reference.extremum_grad_source, native.extremum_grad_source, "dx")
+extremum_grad_weight = _register(reference.extremum_grad_weight, native.extremum_grad_weight, "out")
+gather_rows = _register(reference.gather_rows, _gather_on_cpu, "out")
+scatter_add_rows = _register(reference.scatter_add_rows, native.scatter_add_rows, "out")
+dropout = _register(reference.dropout, _dropout_on_cpu, "out")

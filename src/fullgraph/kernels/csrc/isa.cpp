@@ -1,0 +1,29 @@
+// All kernels, compiled once for each instruction set: FULLGRAPH_ISA is baseline, avx2 or avx512.
+#include "table.h"
+
+#include "extremum.h"
+#include "rows.h"
+#include "spmm.h"
+
+namespace fullgraph::FULLGRAPH_ISA {
+
+template <typename X, typename T>
+EdgeKernels<X, T> edge_kernels() {
+    return {&spmm<X, T>, &sddmm<X, T>, &extremum<X, T>, &extremum_grad_source<X, T>,
+            &extremum_grad_weight<X, T>};
+}
+
+template <typename X>
+RowKernels<X> row_kernels() {
+    return {&scatter_add_rows<X>, &dropout<X>};
+}
+
+Table table() {
+    return {edge_kernels<float, float>(), edge_kernels<double, double>(),
+            edge_kernels<bf16, float>(),  row_kernels<float>(),
+            row_kernels<double>(),        row_kernels<bf16>(),
+            &gather_rows,                 &gather_rows_rounded,
+            &draws_of};
+}
+
+}  // namespace fullgraph::FULLGRAPH_ISA

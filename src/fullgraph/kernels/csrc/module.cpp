@@ -1,0 +1,238 @@
+// The Python module: picks the instruction set, and hands tensors to the kernels as buffers.
+//
+// Shapes and index ranges are the caller's to check (kernels/__init__.py); dtype, contiguity and
+// device are checked here too, because nothing is ever converted.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <omp.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "group_by.h"
+#include "table.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+template <>
+struct nb::detail::dtype_traits<fullgraph::bf16> {
+    static constexpr dlpack::dtype value{static_cast<uint8_t>(dlpack::dtype_code::Bfloat), 16, 1};
+    static constexpr auto name = const_name("bfloat16");
+};
+
+namespace fullgraph {
+namespace {
+
+template <typename T>
+using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Maybe = std::optional<T>;
+
+std::vector<std::string> available_isas() {
+    std::vector<std::string> names{"baseline"};
+#ifdef FULLGRAPH_X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("bmi2")) {
+        names.push_back("avx2");
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+            names.push_back("avx512");
+        }
+    }
+#endif
+    return names;
+}
+
+std::string chosen = "baseline";
+Table kernels = baseline::table();
+
+void use_isa(const std::string& name) {
+    for (const std::string& available : available_isas()) {
+        if (available != name) continue;
+        chosen = name;
+        if (name == "baseline") kernels = baseline::table();
+#ifdef FULLGRAPH_X86
+        if (name == "avx2") kernels = avx2::table();
+        if (name == "avx512") kernels = avx512::table();
+#endif
+        return;
+    }
+    throw std::invalid_argument("instruction set '" + name + "' is not available on this machine");
+}
+
+EdgeRanges ranges(const Vector<const int64_t>& begin, const Vector<const int64_t>& end,
+                  const Vector<const int32_t>& cols, const Maybe<Vector<const int32_t>>& rows,
+                  int64_t col_offset) {
+    return {begin.data(), end.data(), cols.data(), rows ? rows->data() : nullptr,
+            int64_t(begin.size()), int64_t(cols.size()), col_offset};
+}
+
+template <typename T>
+Weights<T> weights(const Maybe<Vector<const T>>& values, const Maybe<Vector<const int64_t>>& index) {
+    return {values ? values->data() : nullptr, index ? index->data() : nullptr};
+}
+
+template <typename X, typename T>
+void bind_edge_kernels(nb::module_& m) {
+    using Ids = Vector<const int64_t>;
+    using Cols = Vector<const int32_t>;
+    m.def(
+        "spmm",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset, Matrix<const X> x,
+           Maybe<Vector<const T>> weight, Maybe<Ids> weight_index, Matrix<T> out, bool accumulate) {
+            nb::gil_scoped_release release;
+            kernels.edges<X>().spmm(ranges(begin, end, cols, rows, col_offset), x.data(),
+                                    weights(weight, weight_index), out.data(),
+                                    int64_t(x.shape(1)), accumulate);
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "col_offset"_a, "x"_a.noconvert(),
+        "weight"_a.noconvert().none(), "weight_index"_a.noconvert().none(), "out"_a.noconvert(),
+        "accumulate"_a);
+    m.def(
+        "sddmm",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset, Matrix<const X> x,
+           Matrix<const T> grad, Vector<T> out) {
+            nb::gil_scoped_release release;
+            kernels.edges<X>().sddmm(ranges(begin, end, cols, rows, col_offset), x.data(),
+                                     grad.data(), out.data(), int64_t(x.shape(1)));
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "col_offset"_a, "x"_a.noconvert(), "grad"_a.noconvert(),
+        "out"_a.noconvert());
+    m.def(
+        "extremum",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset, Matrix<const X> x,
+           Maybe<Vector<const T>> weight, Matrix<T> out, Matrix<int32_t> count, bool largest) {
+            nb::gil_scoped_release release;
+            kernels.edges<X>().extremum(ranges(begin, end, cols, rows, col_offset), x.data(),
+                                        weights<T>(weight, std::nullopt), out.data(), count.data(),
+                                        int64_t(x.shape(1)), largest);
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "col_offset"_a, "x"_a.noconvert(),
+        "weight"_a.noconvert().none(), "out"_a.noconvert(), "count"_a.noconvert(), "largest"_a);
+    m.def(
+        "extremum_grad_source",
+        [](Ids begin, Ids end, Cols cols, Matrix<const X> x, Maybe<Vector<const T>> weight,
+           Maybe<Ids> weight_index, Matrix<const T> extremum, Matrix<const T> share, Matrix<T> dx) {
+            nb::gil_scoped_release release;
+            kernels.edges<X>().extremum_grad_source(
+                ranges(begin, end, cols, std::nullopt, 0), x.data(), weights(weight, weight_index),
+                extremum.data(), share.data(), dx.data(), int64_t(x.shape(1)));
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(), "x"_a.noconvert(),
+        "weight"_a.noconvert().none(), "weight_index"_a.noconvert().none(),
+        "extremum"_a.noconvert(), "share"_a.noconvert(), "dx"_a.noconvert());
+    m.def(
+        "extremum_grad_weight",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset, Matrix<const X> x,
+           Vector<const T> weight, Matrix<const T> extremum, Matrix<const T> share, Vector<T> out) {
+            nb::gil_scoped_release release;
+            kernels.edges<X>().extremum_grad_weight(
+                ranges(begin, end, cols, rows, col_offset), x.data(), weight.data(),
+                extremum.data(), share.data(), out.data(), int64_t(x.shape(1)));
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "col_offset"_a, "x"_a.noconvert(), "weight"_a.noconvert(),
+        "extremum"_a.noconvert(), "share"_a.noconvert(), "out"_a.noconvert());
+}
+
+template <typename X>
+void bind_row_kernels(nb::module_& m) {
+    m.def(
+        "scatter_add_rows",
+        [](Matrix<X> out, Vector<const int32_t> index, Matrix<const X> x) {
+            nb::gil_scoped_release release;
+            kernels.rows<X>().scatter_add_rows(out.data(), index.data(), x.data(),
+                                               int64_t(index.size()), int64_t(x.shape(1)));
+        },
+        "out"_a.noconvert(), "index"_a.noconvert(), "x"_a.noconvert());
+    m.def(
+        "dropout",
+        [](Matrix<const X> x, Vector<const int64_t> ids, Matrix<X> out, uint64_t threshold,
+           double scale, uint64_t seed, uint32_t step, uint32_t layer) {
+            nb::gil_scoped_release release;
+            kernels.rows<X>().dropout(x.data(), ids.data(), out.data(), int64_t(ids.size()),
+                                      int64_t(x.shape(1)), threshold, scale, {seed, step, layer});
+        },
+        "x"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert(), "threshold"_a, "scale"_a,
+        "seed"_a, "step"_a, "layer"_a);
+}
+
+template <typename K>
+void bind_group_by(nb::module_& m) {
+    m.def(
+        "group_by",
+        [](Vector<const K> keys, Vector<int64_t> offsets, Vector<int64_t> order) {
+            nb::gil_scoped_release release;
+            return group_by(keys.data(), int64_t(keys.size()), offsets.data(),
+                            int64_t(offsets.size()) - 1, order.data());
+        },
+        "keys"_a.noconvert(), "offsets"_a.noconvert(), "order"_a.noconvert());
+}
+
+void bind_gather_rows(nb::module_& m) {
+    m.def(
+        "gather_rows",
+        [](Matrix<const uint8_t> x, Vector<const int32_t> index, Matrix<uint8_t> out) {
+            nb::gil_scoped_release release;
+            kernels.gather_rows(x.data(), index.data(), out.data(), int64_t(index.size()),
+                                int64_t(x.shape(1)));
+        },
+        "x"_a.noconvert(), "index"_a.noconvert(), "out"_a.noconvert());
+    m.def(
+        "gather_rows",
+        [](Matrix<const float> x, Vector<const int32_t> index, Matrix<bf16> out) {
+            nb::gil_scoped_release release;
+            kernels.gather_rows_rounded(x.data(), index.data(), out.data(), int64_t(index.size()),
+                                        int64_t(x.shape(1)));
+        },
+        "x"_a.noconvert(), "index"_a.noconvert(), "out"_a.noconvert());
+}
+
+std::vector<uint32_t> philox_draws(int64_t id, int64_t block, uint64_t seed, uint32_t step,
+                                   uint32_t layer) {
+    std::vector<uint32_t> draws(4);
+    kernels.draws_of(draws.data(), id, block, {seed, step, layer});
+    return draws;
+}
+
+int max_threads() {
+    int count = 0;
+#pragma omp parallel
+#pragma omp single
+    count = omp_get_num_threads();
+    return count;
+}
+
+}  // namespace
+}  // namespace fullgraph
+
+NB_MODULE(_native, m) {
+    using namespace fullgraph;
+    bind_edge_kernels<float, float>(m);
+    bind_edge_kernels<double, double>(m);
+    bind_edge_kernels<bf16, float>(m);
+    bind_row_kernels<float>(m);
+    bind_row_kernels<double>(m);
+    bind_row_kernels<bf16>(m);
+    bind_gather_rows(m);
+    bind_group_by<int32_t>(m);
+    bind_group_by<int64_t>(m);
+    m.def("philox_draws", &philox_draws, "id"_a, "block"_a, "seed"_a, "step"_a, "layer"_a);
+    m.def("available_isas", &available_isas);
+    m.def("use_isa", &use_isa, "name"_a);
+    m.def("isa", [] { return chosen; });
+    m.def("max_threads", &max_threads, "Threads of a parallel region, as the runtime grants them.");
+}

@@ -1,0 +1,60 @@
+// Sums over edges (sparse times dense), and the gradient of their weights (sampled dense-dense).
+//
+// Edge cases: a row without edges gives 0 (or leaves the output as it is, when accumulating); no
+// columns, nothing happens.
+#pragma once
+
+#include "common.h"
+
+namespace fullgraph::FULLGRAPH_ISA {
+
+// out[t(i), :] (+)= sum over edges e of row i of w[e] * x[cols[e] - col_offset, :].
+template <typename X, typename T>
+void spmm(const EdgeRanges& edges, const X* x, Weights<T> w, T* out, int64_t num_cols,
+          bool accumulate) {
+    with_weight(w, [&](auto weight_of) {
+        for_each_row(edges.num_rows, edges.num_edges * num_cols, [&](int64_t i) {
+            const int64_t begin = edges.begin[i], end = edges.end[i];
+            if (begin == end && accumulate) return;
+            for_each_tile<T, 1>(num_cols, [&](int64_t first, int64_t done, auto width) {
+                constexpr int W = decltype(width)::value;
+                T sum[W] = {};
+                const Ahead ahead(edges, i);
+                for (int64_t e = begin; e < end; ++e) {
+                    const int64_t next = edges.cols[ahead.of(e)] - edges.col_offset;
+                    prefetch_row(x, next, num_cols, first, W);
+                    const X* from = x + (edges.cols[e] - edges.col_offset) * num_cols + first;
+                    const T weight = weight_of(e);
+#pragma omp simd
+                    for (int f = 0; f < W; ++f) sum[f] += weight * widen(from[f]);
+                }
+                T* to = out + target(edges, i) * num_cols + first;
+                if (accumulate) {
+                    for (int64_t f = done; f < W; ++f) to[f] += sum[f];
+                } else {
+                    for (int64_t f = done; f < W; ++f) to[f] = sum[f];
+                }
+            });
+        });
+    });
+}
+
+// out[e] += <grad[t(i), :], x[cols[e] - col_offset, :]> for every edge e of row i.
+template <typename X, typename T>
+void sddmm(const EdgeRanges& edges, const X* x, const T* grad, T* out, int64_t num_cols) {
+    for_each_row(edges.num_rows, edges.num_edges * num_cols, [&](int64_t i) {
+        const T* g = grad + target(edges, i) * num_cols;
+        const Ahead ahead(edges, i);
+        for (int64_t e = edges.begin[i]; e < edges.end[i]; ++e) {
+            const int64_t next = edges.cols[ahead.of(e)] - edges.col_offset;
+            prefetch_row(x, next, num_cols, 0, num_cols);
+            const X* from = x + (edges.cols[e] - edges.col_offset) * num_cols;
+            T sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t f = 0; f < num_cols; ++f) sum += g[f] * widen(from[f]);
+            out[e] += sum;
+        }
+    });
+}
+
+}  // namespace fullgraph::FULLGRAPH_ISA

@@ -1,0 +1,60 @@
+// The kernels of one instruction set, as function pointers.
+#pragma once
+
+#include <cstdint>
+
+#ifndef FULLGRAPH_ISA
+#define FULLGRAPH_ISA declared
+#endif
+#include "common.h"
+#include "dropout.h"
+
+namespace fullgraph {
+
+template <typename X, typename T>
+struct EdgeKernels {
+    void (*spmm)(const EdgeRanges&, const X*, Weights<T>, T*, int64_t, bool);
+    void (*sddmm)(const EdgeRanges&, const X*, const T*, T*, int64_t);
+    void (*extremum)(const EdgeRanges&, const X*, Weights<T>, T*, int32_t*, int64_t, bool);
+    void (*extremum_grad_source)(const EdgeRanges&, const X*, Weights<T>, const T*, const T*, T*,
+                                 int64_t);
+    void (*extremum_grad_weight)(const EdgeRanges&, const X*, const T*, const T*, const T*, T*,
+                                 int64_t);
+};
+
+template <typename X>
+struct RowKernels {
+    void (*scatter_add_rows)(X*, const int32_t*, const X*, int64_t, int64_t);
+    void (*dropout)(const X*, const int64_t*, X*, int64_t, int64_t, uint64_t, double, DropoutKey);
+};
+
+struct Table {
+    EdgeKernels<float, float> edges_f32;
+    EdgeKernels<double, double> edges_f64;
+    EdgeKernels<bf16, float> edges_bf16;
+    RowKernels<float> rows_f32;
+    RowKernels<double> rows_f64;
+    RowKernels<bf16> rows_bf16;
+    void (*gather_rows)(const uint8_t*, const int32_t*, uint8_t*, int64_t, int64_t);
+    void (*gather_rows_rounded)(const float*, const int32_t*, bf16*, int64_t, int64_t);
+    void (*draws_of)(uint32_t*, int64_t, int64_t, const DropoutKey&);
+
+    template <typename X>
+    const auto& edges() const {
+        if constexpr (std::is_same_v<X, float>) return edges_f32;
+        else if constexpr (std::is_same_v<X, double>) return edges_f64;
+        else return edges_bf16;
+    }
+    template <typename X>
+    const auto& rows() const {
+        if constexpr (std::is_same_v<X, float>) return rows_f32;
+        else if constexpr (std::is_same_v<X, double>) return rows_f64;
+        else return rows_bf16;
+    }
+};
+
+namespace baseline { Table table(); }
+namespace avx2 { Table table(); }
+namespace avx512 { Table table(); }
+
+}  // namespace fullgraph
