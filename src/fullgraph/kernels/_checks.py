@@ -26,8 +26,8 @@ def check(
     if tensor.dtype != dtype or not fits:
         want = "[" + ", ".join("*" if n is None else str(n) for n in shape) + "]"
         raise ValueError(
-            f"{name} must be {_short(dtype)} of shape {want}, "
-            f"got {_short(tensor.dtype)} {list(tensor.shape)}"
+            f"{name} must be {short(dtype)} of shape {want}, "
+            f"got {short(tensor.dtype)} {list(tensor.shape)}"
         )
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
@@ -38,7 +38,7 @@ def check(
 def check_rows(name: str, x: Tensor) -> torch.dtype:
     """The dtype of sums over the rows x; ValueError unless x is [*, F] in a supported dtype."""
     if x.dtype not in SUM_DTYPE:
-        raise ValueError(f"{name} must be float32, float64 or bfloat16, got {_short(x.dtype)}")
+        raise ValueError(f"{name} must be float32, float64 or bfloat16, got {short(x.dtype)}")
     check(name, x, x.dtype, (None, None), x)
     return SUM_DTYPE[x.dtype]
 
@@ -113,5 +113,5 @@ def _first(bad: Tensor) -> int | None:
     return int(bad.nonzero()[0, 0]) if bad.any() else None
 
 
-def _short(dtype: torch.dtype) -> str:
+def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

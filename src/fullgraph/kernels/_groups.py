@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fullgraph.kernels import _ops, reference
+from fullgraph.kernels._checks import short
 
 
 def group_by(keys: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
@@ -23,7 +24,8 @@ def group_by(keys: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
     """
     if keys.dtype not in (torch.int32, torch.int64) or keys.dim() != 1:
         raise ValueError(
-            f"keys must be int32 or int64 of one dimension, got {keys.dtype} {list(keys.shape)}"
+            f"keys must be int32 or int64 of one dimension, got "
+            f"{short(keys.dtype)} {list(keys.shape)}"
         )
     if num_groups < 0:
         raise ValueError(f"num_groups must be 0 or more, got {num_groups}")

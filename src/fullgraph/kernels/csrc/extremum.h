@@ -70,22 +70,26 @@ void extremum_grad_source(const EdgeRanges& edges, const X* x, Weights<T> w, con
             if (edges.begin[i] == edges.end[i]) return;
             for_each_tile<T, 2>(num_cols, [&](int64_t first, int64_t done, auto width) {
                 constexpr int W = decltype(width)::value;
-                T own[W], sum[W] = {};
+                T own[W];
                 for (int f = 0; f < W; ++f) own[f] = widen(x[i * num_cols + first + f]);
+                T* to = dx + i * num_cols + first;
                 const Ahead ahead(edges, i);
-                for (int64_t e = edges.begin[i]; e < edges.end[i]; ++e) {
-                    const int64_t next = edges.cols[ahead.of(e)];
-                    prefetch_row(best, next, num_cols, first, W);
-                    prefetch_row(share, next, num_cols, first, W);
-                    const int64_t at = edges.cols[e] * num_cols + first;
-                    const T weight = weight_of(e);
+                for (int64_t e = edges.begin[i]; e < edges.end[i];) {
+                    T sum[W] = {};
+                    for (const int64_t stop = smaller(edges.end[i], e + kRun); e < stop; ++e) {
+                        const int64_t next = edges.cols[ahead.of(e)];
+                        prefetch_row(best, next, num_cols, first, W);
+                        prefetch_row(share, next, num_cols, first, W);
+                        const int64_t at = edges.cols[e] * num_cols + first;
+                        const T weight = weight_of(e);
 #pragma omp simd
-                    for (int f = 0; f < W; ++f) {
-                        const T value = weight * own[f];
-                        sum[f] += value == best[at + f] ? weight * share[at + f] : T(0);
+                        for (int f = 0; f < W; ++f) {
+                            const T value = weight * own[f];
+                            sum[f] += value == best[at + f] ? weight * share[at + f] : T(0);
+                        }
                     }
+                    for (int64_t f = done; f < W; ++f) to[f] += sum[f];
                 }
-                for (int64_t f = done; f < W; ++f) dx[i * num_cols + first + f] += sum[f];
             });
         });
     });

@@ -18,22 +18,26 @@ void spmm(const EdgeRanges& edges, const X* x, Weights<T> w, T* out, int64_t num
             if (begin == end && accumulate) return;
             for_each_tile<T, 1>(num_cols, [&](int64_t first, int64_t done, auto width) {
                 constexpr int W = decltype(width)::value;
-                T sum[W] = {};
-                const Ahead ahead(edges, i);
-                for (int64_t e = begin; e < end; ++e) {
-                    const int64_t next = edges.cols[ahead.of(e)] - edges.col_offset;
-                    prefetch_row(x, next, num_cols, first, W);
-                    const X* from = x + (edges.cols[e] - edges.col_offset) * num_cols + first;
-                    const T weight = weight_of(e);
-#pragma omp simd
-                    for (int f = 0; f < W; ++f) sum[f] += weight * widen(from[f]);
-                }
                 T* to = out + target(edges, i) * num_cols + first;
-                if (accumulate) {
-                    for (int64_t f = done; f < W; ++f) to[f] += sum[f];
-                } else {
-                    for (int64_t f = done; f < W; ++f) to[f] = sum[f];
-                }
+                const Ahead ahead(edges, i);
+                int64_t e = begin;
+                do {
+                    T sum[W] = {};
+                    const bool add = accumulate || e > begin;
+                    for (const int64_t stop = smaller(end, e + kRun); e < stop; ++e) {
+                        const int64_t next = edges.cols[ahead.of(e)] - edges.col_offset;
+                        prefetch_row(x, next, num_cols, first, W);
+                        const X* from = x + (edges.cols[e] - edges.col_offset) * num_cols + first;
+                        const T weight = weight_of(e);
+#pragma omp simd
+                        for (int f = 0; f < W; ++f) sum[f] += weight * widen(from[f]);
+                    }
+                    if (add) {
+                        for (int64_t f = done; f < W; ++f) to[f] += sum[f];
+                    } else {
+                        for (int64_t f = done; f < W; ++f) to[f] = sum[f];
+                    }
+                } while (e < end);
             });
         });
     });
