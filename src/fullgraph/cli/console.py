@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -46,6 +47,14 @@ def fail_for_worker(error: WorkerError) -> None:
     if error.trace and not error.reason.startswith(EXPECTED):
         print(error.trace, file=sys.stderr)
     fail(str(error), FAILED)
+
+
+def leave_interrupted(message: str = "") -> NoReturn:
+    """After Ctrl-C: exit, and do not let an impatient second one disturb the clearing up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if message:
+        print(f"\n{message}", file=sys.stderr)
+    raise typer.Exit(INTERRUPTED)
 
 
 class Stages:

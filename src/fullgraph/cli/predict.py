@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullgraph.cli.console import INTERRUPTED, Stages, errors_in_a_line, fail_for_worker
+from fullgraph.cli.console import Stages, errors_in_a_line, fail_for_worker, leave_interrupted
 
 if TYPE_CHECKING:
     from fullgraph.graph.parts import GraphMeta
@@ -69,7 +69,7 @@ def _predict(
         except WorkerError as error:
             fail_for_worker(error)
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            leave_interrupted()
 
 
 def _check_fits(content: dict[str, Any], meta: GraphMeta) -> None:

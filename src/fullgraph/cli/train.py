@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullgraph.cli.console import INTERRUPTED, Stages, errors_in_a_line, fail_for_worker
+from fullgraph.cli.console import Stages, errors_in_a_line, fail_for_worker, leave_interrupted
 
 if TYPE_CHECKING:
     from fullgraph.training.config import RunConfig
@@ -147,8 +146,7 @@ def _train_with_workers(config: RunConfig, out: Path, overwrite: bool, quiet: bo
             fail_for_worker(error)
         except KeyboardInterrupt:
             folder.end_early("interrupted")
-            print(f"\ninterrupted; what there is so far is in {out}", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
+            leave_interrupted(f"interrupted; what there is so far is in {out}")
 
 
 def _train_here(config: RunConfig, out: Path, overwrite: bool, quiet: bool) -> bool:

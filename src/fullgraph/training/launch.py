@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ from fullgraph.comm.group import CommError
 from fullgraph.comm.rendezvous import LOOPBACK, loopback_store
 
 BACKEND = "fullgraph-loopback"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+INTERRUPTED = 130  # a worker's exit code then, which is what shells report for Ctrl-C
 
 # Signals reach a worker only once its own handlers are in place; until then they end it silently.
 START = (
@@ -74,7 +77,11 @@ def run_workers(
         WorkerError: a worker failed; the others have been stopped.
         KeyboardInterrupt: this process was asked to stop (SIGINT, SIGTERM); so were the workers.
     """
-    with tempfile.TemporaryDirectory(prefix="fullgraph-") as folder, _quiet_environment(threads):
+    with (
+        _own_signal_handlers(),
+        tempfile.TemporaryDirectory(prefix="fullgraph-") as folder,
+        _quiet_environment(threads),
+    ):
         task = {
             "function": function, "arguments": arguments, "threads": threads, "timeout": timeout,
             "parent": os.getpid(),
@@ -95,10 +102,16 @@ def run_workers(
 
 
 def _first_cause(failures: dict[int, ProcessFailure]) -> WorkerError:
-    """The failure that explains the others, which are waits for a rank that is gone."""
-    waits = CommError.__name__ + ":"
-    order = sorted(failures, key=lambda r: (_reason(failures[r])[0].startswith(waits), r))
-    return WorkerError(order[0], *_reason(failures[order[0]]))
+    """The failure that explains the others: those were waiting for a rank that is gone, or were
+    told to stop because of it."""
+
+    def is_consequence(rank: int) -> bool:
+        failure = failures[rank]
+        told_to_stop = failure.exitcode in (INTERRUPTED, -signal.SIGTERM)
+        return told_to_stop or _reason(failure)[0].startswith(CommError.__name__ + ":")
+
+    rank = min(failures, key=lambda rank: (is_consequence(rank), rank))
+    return WorkerError(rank, *_reason(failures[rank]))
 
 
 def _reason(failure: ProcessFailure) -> tuple[str, str]:
@@ -111,6 +124,20 @@ def _reason(failure: ProcessFailure) -> tuple[str, str]:
         hint = ", which the system sends when memory runs out" if name == "SIGKILL" else ""
         return f"it was ended by {name}{hint}", ""
     return f"it ended with exit code {failure.exitcode}", ""
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Put back the handlers of this process, which the launcher replaces and leaves so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -83,7 +83,8 @@ def build_model(options: ModelOptions, in_channels: int, out_channels: int) -> t
 def run_model(model: torch.nn.Module, graph: DistributedGraph) -> Tensor:
     """Logits [n, C] of the owned rows, with the graph's edge weights where it has some and the
     model knows what to do with them."""
-    if graph.edge_weight is None or not getattr(model, "supports_edge_weight", False):
+    weighted = graph.meta.field("edge_weight") is not None
+    if not (weighted and getattr(model, "supports_edge_weight", False)):
         return model(graph.x, graph)
     return model(graph.x, graph, edge_weight=graph.edge_weight)
 

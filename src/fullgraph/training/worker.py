@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from fullgraph.comm.group import Group, init
+from fullgraph.training.launch import INTERRUPTED
 
-INTERRUPTED = 130  # what shells report for Ctrl-C
 PR_SET_PDEATHSIG = 1
 
 

@@ -1,0 +1,198 @@
+"""`fullgraph train` and `predict` end to end, on real and on ugly graphs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch_geometric.nn as pyg
+
+from fullgraph.graph.sources import read
+from fullgraph.training.fit import normalize_features
+from fullgraph.training.run_folder import RunFolder
+from tests.cli.commands import environment, run, start
+from tests.data import shared_data
+from tests.training.processes import is_loopback, listening, tree, wait_until_gone
+
+pytestmark = pytest.mark.slow
+
+SMALL = "planted:nodes=300,edges=900,classes=3,features=8"
+FILES = {"config.json", "metrics.jsonl", "result.json", "model.safetensors", "curves.png"}
+
+
+@pytest.fixture(scope="module")
+def cora_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run on Cora with 2 workers and 3 parts, and the last line that it printed."""
+    folder = tmp_path_factory.mktemp("cora")
+    code, out, err = run(
+        "train", shared_data("cora"), "--model", "gcn", "--hidden", 16, "--epochs", 30,
+        "--lr", 0.05, "--weight-decay", "5e-4", "--normalize-features",
+        "--workers", 2, "--parts", 3, "--threads", 1, "--out", "run", "--json", cwd=folder,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    return folder / "run", json.loads(out.splitlines()[-1])
+
+
+def test_a_run_leaves_its_folder_and_result(cora_run: tuple[Path, dict[str, Any]]) -> None:
+    path, printed = cora_run
+    assert {p.name for p in path.iterdir()} == FILES
+    folder = RunFolder(path)
+    result = folder.result()
+    assert printed == {"run": "run", **result}
+    expected = {
+        "status": "finished", "graph": "cora", "workers": 2, "parts": 3, "epochs": 30, "seed": 0,
+        "placement": "destination", "schedule": "sequential", "exact": True, "model": "gcn",
+    }  # fmt: skip
+    assert {key: result[key] for key in expected} == expected
+    assert result["test"] > 0.75
+    assert 0 < result["epoch_seconds"] < 60
+    assert [0 < peak < 1e9 for peak in result["peak_memory_bytes"]] == [True, True]
+    lines = folder.metrics()
+    assert [line["epoch"] for line in lines] == list(range(1, 31))
+    tested = lines[result["tested_epoch"] - 1]
+    assert [tested[split] for split in ("train", "val", "test")] == [
+        result[split] for split in ("train", "val", "test")
+    ]
+    assert result["bytes_sent"] == lines[-1]["bytes_sent"]
+    flows = result["traffic"]
+    assert {(f["layer"], f["direction"], f["peer"]) for f in flows[0]} == {
+        ("convs.0", "forward", 1), ("convs.1", "forward", 1), ("convs.1", "backward", 1),
+    }  # fmt: skip
+    assert [f["sent"] for f in flows[0]] == [f["received"] for f in flows[1]]
+    assert (path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_predictions_are_those_of_pyg_in_the_original_order(
+    cora_run: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    path, printed = cora_run
+    code, _, err = run(
+        "predict", path, "--out", "p.npz", "--workers", 2, "--threads", 1, cwd=tmp_path
+    )
+    assert (code, err) == (0, "")
+    assert [p.name for p in tmp_path.iterdir()] == ["p.npz"]
+    data = read(shared_data("cora")).to_pyg()
+    model = pyg.models.GCN(1433, 16, 2, 7)
+    model.load_state_dict(RunFolder(path).weights())
+    with torch.no_grad():
+        expected = model.eval()(normalize_features(data.x), data.edge_index)
+    with np.load(tmp_path / "p.npz", allow_pickle=False) as saved:
+        np.testing.assert_allclose(saved["logits"], expected.numpy(), rtol=1e-4, atol=1e-5)
+        assert saved["pred"].tolist() == expected.argmax(dim=1).tolist()
+        assert saved["test"] == printed["test"]
+
+
+def test_predict_refuses_a_graph_with_other_features(
+    cora_run: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    code, _, err = run("predict", cora_run[0], "--graph", SMALL, cwd=tmp_path)
+    assert code == 2
+    assert err.splitlines()[-1].endswith("has 8 features a node; this run's model takes 1433")
+
+
+def test_info_shows_a_run(cora_run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    code, out, _ = run("info", cora_run[0], cwd=tmp_path)
+    assert code == 0
+    assert "finished" in out
+    assert "weight decay" in out
+
+
+def test_train_runs_under_torchrun(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python",
+        sys.executable, "-m", "fullgraph.cli", "train", SMALL, "--model", "gin", "--norm", "batch",
+        "--epochs", "3", "--schedule", "oneshot", "--out", "run", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1  # of rank 0 alone
+    printed = json.loads(lines[-1])
+    assert (printed["workers"], printed["schedule"], printed["status"]) == (
+        2,
+        "oneshot",
+        "finished",
+    )
+    assert {p.name for p in (tmp_path / "run").iterdir()} == FILES
+
+
+def _long_run(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Two workers in the middle of training, and all processes of the run."""
+    process = start(
+        "train", SMALL, "--workers", 2, "--epochs", 1_000_000, "--out", "run", cwd=folder
+    )
+    deadline = time.monotonic() + 90
+    metrics = folder / "run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "training did not start"
+        time.sleep(0.1)
+    processes = tree(process.pid)
+    assert len([p for p in processes if "fullgraph.training.worker" in " ".join(p.cmdline())]) == 2
+    return process, processes
+
+
+def _end(process: subprocess.Popen[str], processes: list[psutil.Process]) -> None:
+    for left in wait_until_gone(processes, 0.2):
+        left.kill()
+    process.communicate()
+
+
+def test_ctrl_c_leaves_a_valid_folder_and_nobody_listens_to_the_network(tmp_path: Path) -> None:
+    process, processes = _long_run(tmp_path)
+    try:
+        addresses = listening(processes)
+        assert len(addresses) >= 2  # the store, and gloo
+        assert all(map(is_loopback, addresses)), addresses
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=40)
+        assert wait_until_gone(processes, 10) == []
+    finally:
+        _end(process, processes)
+    assert process.returncode == 130
+    assert err.strip() == "interrupted; what there is so far is in run"
+    folder = RunFolder(tmp_path / "run")
+    assert {p.name for p in folder.path.iterdir()} == FILES
+    result, lines = folder.result(), folder.metrics()
+    assert result["status"] == "interrupted"
+    assert result["epochs"] == len(lines) >= 3
+    assert result["test"] == lines[result["tested_epoch"] - 1]["test"]
+    assert "convs.0.lin_l.weight" in folder.weights()
+
+
+def test_a_worker_that_is_killed_is_named_and_takes_all_with_it(tmp_path: Path) -> None:
+    process, processes = _long_run(tmp_path)
+    try:
+        victim = next(p for p in processes if p.environ().get("RANK") == "1")
+        victim.kill()
+        _, err = process.communicate(timeout=60)
+        assert wait_until_gone(processes, 10) == []
+    finally:
+        _end(process, processes)
+    assert process.returncode == 1
+    assert err.strip().startswith("fullgraph: error: worker 1 failed: it was ended by SIGKILL")
+    assert len(err.strip().splitlines()) == 1
+    result = RunFolder(tmp_path / "run").result()
+    assert result["status"] == "failed"
+    assert "worker 1" in result["error"]
+
+
+def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    process, processes = _long_run(tmp_path)
+    try:
+        process.kill()
+        assert wait_until_gone(processes, 30) == []
+    finally:
+        _end(process, processes)
+    assert RunFolder(tmp_path / "run").result()["status"] == "interrupted"
