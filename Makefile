@@ -15,8 +15,8 @@ STAMP := $(VENV)/.fullgraph-installed
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt \
                 $(wildcard src/fullgraph/kernels/csrc/*)
 
-DEMO_GRAPH := planted:nodes=100000,edges=1000000,classes=16,features=64
-DEMO_TRAIN := --model sage --layers 2 --hidden 64 --norm batch --epochs 40 --workers 2
+DEMO_GRAPH := planted:nodes=100000,edges=1000000,features=32,mix=0.4
+DEMO_TRAIN := --model sage --layers 2 --hidden 64 --norm batch --epochs 60 --workers 2
 
 .PHONY: setup demo test lint clean
 

@@ -33,11 +33,14 @@ def fail(message: str, code: int | None = USAGE) -> None:
 
 @contextmanager
 def errors_in_a_line() -> Iterator[None]:
-    """What a person can do something about becomes one line and exit code 2."""
+    """What a person can do something about becomes one line and exit code 2; with
+    FULLGRAPH_TRACEBACK=1 it stays an exception."""
     try:
         yield
-    except (ValueError, OSError, ImportError, NotImplementedError) as error:
-        if os.environ.get("FULLGRAPH_TRACEBACK"):
+    except Exception as error:
+        kinds = (ValueError, OSError, ImportError, NotImplementedError)
+        expected = isinstance(error, kinds) or type(error).__name__ in EXPECTED
+        if not expected or os.environ.get("FULLGRAPH_TRACEBACK"):
             raise
         fail(str(error) or type(error).__name__)
 

@@ -156,9 +156,13 @@ def _train_here(config: RunConfig, out: Path, overwrite: bool, quiet: bool) -> b
     from fullgraph.training.tasks import train as train_task
 
     group = init(timeout=config.timeout)
-    if group.rank == 0:
-        RunFolder(out).create(config.to_json(), overwrite)
-    train_task(group, config.to_json(), str(out), quiet=quiet)
+    try:
+        if group.rank == 0:
+            RunFolder(out).create(config.to_json(), overwrite)
+        train_task(group, config.to_json(), str(out), quiet=quiet)
+    except Exception as error:
+        group.report_failure(error)
+        raise
     return group.rank == 0
 
 
@@ -169,6 +173,9 @@ def _say_result(out: Path, as_json: bool) -> None:
     result = RunFolder(out).result()
     if as_json:
         print(json.dumps({"run": str(out), **result}), flush=True)
+    if result["status"] == "interrupted":  # under torchrun
+        leave_interrupted(f"interrupted; what there is so far is in {out}")
+    if as_json:
         return
     if result["test"] is not None:
         print(f"test {result['metric']} {result['test']:.4f} (epoch {result['tested_epoch']})")

@@ -106,31 +106,35 @@ def loopback_interface() -> str:
     return next((name for name in names if name in ("lo", "lo0")), "lo")
 
 
-def loopback_store(port: int, num_ranks: int, timeout: timedelta) -> dist.TCPStore:
-    """A store that this process serves on 127.0.0.1:port and nowhere else; port 0 chooses one.
+def loopback_store(
+    port: int, num_ranks: int, timeout: timedelta, address: str = LOOPBACK
+) -> dist.TCPStore:
+    """A store that this process serves on this loopback address and no other; port 0 chooses one.
 
     Does not wait for anyone. Raises OSError when the port is taken.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((LOOPBACK, port))
+        listener.bind((address, port))
         listener.listen()
         port = listener.getsockname()[1]
         return dist.TCPStore(
-            LOOPBACK, port, num_ranks, is_master=True, timeout=timeout, wait_for_workers=False,
+            address, port, num_ranks, is_master=True, timeout=timeout, wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
     except OSError as error:
         listener.close()
-        raise OSError(f"cannot listen on {LOOPBACK}:{port} (MASTER_PORT): {error}") from error
+        raise OSError(f"cannot listen on {address}:{port} (MASTER_PORT): {error}") from error
 
 
 def _open_store(place: Place, timeout: timedelta) -> dist.Store:
     """Served by rank 0, unless torchrun's agent serves it already."""
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if place.rank == 0 and not served and place.address in ("localhost", LOOPBACK):
-        return loopback_store(place.port, place.size, timeout)
+    if place.rank == 0 and not served and is_loopback(place.address):
+        address = LOOPBACK if place.address == "localhost" else place.address
+        return loopback_store(place.port, place.size, timeout, address)
     try:
         return dist.TCPStore(
             place.address, place.port, place.size, is_master=place.rank == 0 and not served,

@@ -21,7 +21,7 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
-        self.before = 0
+        self.before = self._peak = 0
         if STATUS.exists():
             with contextlib.suppress(OSError):
                 CLEAR_REFS.write_text("5")
@@ -32,7 +32,9 @@ class PeakMemory:
     def bytes(self) -> int:
         """The peak so far, above what was held at the start."""
         now = _status("VmHWM") if STATUS.exists() else _lifetime_peak()
-        return max(0, now - self.before)
+        # The kernel's figures are sums of approximate counters, so they can go back a little.
+        self._peak = max(self._peak, now - self.before)
+        return self._peak
 
 
 def _status(key: str) -> int:

@@ -30,11 +30,9 @@ class TrainingProgress:
 
     def __enter__(self) -> TrainingProgress:
         if not self.quiet and sys.stdout.isatty():
-            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, TextColumn
 
-            self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(bar_width=20), TimeRemainingColumn()
-            )
+            self._bar = Progress(BarColumn(bar_width=10), TextColumn("{task.description}"))
             self._task = self._bar.add_task("training", total=self.epochs)
             self._bar.start()
         return self
@@ -52,7 +50,7 @@ class TrainingProgress:
         if self.quiet:
             return
         if self._bar is not None:
-            self._bar.update(self._task, completed=epoch.epoch, description=self.line(epoch))
+            self._bar.update(self._task, completed=epoch.epoch, description=self.short(epoch))
         elif epoch.epoch % self._every == 0 or epoch.epoch in (1, self.epochs):
             print(self.line(epoch), flush=True)
 
@@ -66,6 +64,17 @@ class TrainingProgress:
         if last is not None:
             words += f"  peak memory {megabytes(max(last.peak_memory_bytes))} a worker"
         return words
+
+    def short(self, epoch: Epoch) -> str:
+        """The same, to fit beside a bar on a terminal of 80 columns."""
+        last = self._last
+        words = [f"{epoch.epoch}/{self.epochs}", f"loss {epoch.loss:.4f}"]
+        if last is not None and "val" in last.metrics:
+            words.append(f"validation {last.metrics['val']:.4f}")
+        words.append(f"{epoch.seconds:.3g} s/epoch")
+        if last is not None:
+            words.append(f"{megabytes(max(last.peak_memory_bytes))}/worker")
+        return "  ".join(words)
 
 
 def megabytes(count: float) -> str:
