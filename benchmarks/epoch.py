@@ -116,7 +116,7 @@ def train_one(args: argparse.Namespace) -> None:
         seconds.append(time.perf_counter() - start)
     print(json.dumps({
         "seconds": statistics.median(seconds[1:]), "loss": loss,
-        "memory_mb": memory.growth_bytes() / 1e6,
+        "memory_mb": memory.bytes() / 1e6,
     }))  # fmt: skip
 
 

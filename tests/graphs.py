@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -75,6 +77,17 @@ GRAPHS = {
     "one_source_part": one_source_part,
     "citeseer": citeseer,
 }
+
+
+@cache
+def named(name: str) -> Data:
+    """One of GRAPHS, kept; not to be written to."""
+    return GRAPHS[name]()
+
+
+@cache
+def named_parts(name: str, num_parts: int, empty_part: bool) -> PartitionedInMemory:
+    return partitioned(named(name), num_parts, empty_part)
 
 
 def partitioned(data: Data, num_parts: int, empty_part: bool = False) -> PartitionedInMemory:

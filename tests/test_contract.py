@@ -10,7 +10,7 @@ from torch import nn
 
 from fullgraph.comm.group import Group
 
-from tests.contract import SCHEDULES, TINY_BLOCK_BYTES, Case, check_contract
+from tests.contract import SCHEDULES, Case, Setting, check_contract
 from tests.graphs import GRAPHS
 from tests.ranks import run_ranks
 
@@ -95,31 +95,36 @@ CASES = {
 }  # fmt: skip
 
 
-def check_case(group: Group, name: str, graph_names: list[str]) -> None:
-    for graph in graph_names:
-        for schedule, block_bytes in SCHEDULES:
-            if graph == "citeseer":
-                block_bytes *= 40
-            for parts, empty in [(max(group.size, 4), False), (group.size, False), (5, True)]:
-                try:
-                    check_contract(group, CASES[name], graph, schedule, block_bytes, parts, empty)
-                except AssertionError as error:
-                    where = f"{name} on {graph}, {schedule}, {block_bytes=}, {parts=}, {empty=}"
-                    raise AssertionError(f"{where}: {error}") from None
+def settings(size: int, graph: str) -> list[Setting]:
+    """Every schedule, each with one of: more parts than ranks, as many, one of them empty.
+
+    Which schedule goes with which depends on the graph and on the number of ranks, so that over
+    the whole test each meets each. Most fetch every block in several messages.
+    """
+    layouts = [(max(size, 4), False), (size, False), (5, True)]
+    first = size + [*GRAPHS].index(graph)
+    return [
+        Setting(schedule, BLOCK_BYTES[graph] if k < 3 else 1 << 25, *layouts[(first + k) % 3])
+        for k, schedule in enumerate(SCHEDULES)
+    ]
+
+
+# Small enough that a block is fetched in several messages.
+BLOCK_BYTES = {**dict.fromkeys(GRAPHS, 200), "citeseer": 20_000}
+
+
+def check_case(group: Group, name: str) -> None:
+    for graph in GRAPHS:
+        try:
+            check_contract(group, CASES[name], graph, settings(group.size, graph))
+        except AssertionError as error:
+            raise AssertionError(f"{name} on {error}") from None
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_equals_pyg_in_one_process(name: str, size: int) -> None:
-    small = [graph for graph in GRAPHS if graph != "citeseer"]
-    run_ranks(check_case, size, name, small)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", CASES)
-def test_equals_pyg_in_one_process_on_citeseer(name: str, size: int) -> None:
-    run_ranks(check_case, size, name, ["citeseer"])
+    run_ranks(check_case, size, name)
 
 
 def _wrong_gradient(group: Group, kind: str) -> None:
@@ -132,9 +137,7 @@ def _wrong_gradient(group: Group, kind: str) -> None:
             own := graph.edges.blocks[graph.group.rank], own.whole, dx
         )
     try:
-        check_contract(
-            group, CASES["sage_sum"], "multigraph", "sequential", TINY_BLOCK_BYTES, 2, False
-        )
+        check_contract(group, CASES["sage_sum"], "multigraph", [Setting("sequential", 200, 2)])
     finally:
         module.send_to_sources = right
 

@@ -1,32 +1,63 @@
-"""Train any PyG model on the whole graph, exactly, on as many workers as it takes."""
+"""Train any PyG model on the whole graph, exactly, on as many workers as it takes.
 
-from fullgraph.comm.distributed import DistributedGraph
-from fullgraph.comm.group import CommError, Group, init
-from fullgraph.comm.load import LoadError, load
-from fullgraph.comm.schedule import Schedule, oneshot, sequential
-from fullgraph.nn.convert import UnsupportedLayerError, convert
-from fullgraph.ops.aggregate import aggregate
-from fullgraph.ops.gradients import broadcast_parameters, sum_gradients
-from fullgraph.ops.reduce import cross_entropy, global_mean, replicated, sum_over_ranks
+Names are loaded when they are first used, so that `fullgraph --help` does not wait for torch.
+"""
 
-__all__ = [
-    "CommError",
-    "DistributedGraph",
-    "Group",
-    "LoadError",
-    "Schedule",
-    "UnsupportedLayerError",
-    "aggregate",
-    "broadcast_parameters",
-    "convert",
-    "cross_entropy",
-    "global_mean",
-    "init",
-    "load",
-    "oneshot",
-    "replicated",
-    "sequential",
-    "sum_gradients",
-    "sum_over_ranks",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fullgraph.comm.distributed import DistributedGraph as DistributedGraph
+    from fullgraph.comm.group import CommError as CommError
+    from fullgraph.comm.group import Group as Group
+    from fullgraph.comm.group import init as init
+    from fullgraph.comm.load import LoadError as LoadError
+    from fullgraph.comm.load import load as load
+    from fullgraph.comm.schedule import Schedule as Schedule
+    from fullgraph.comm.schedule import oneshot as oneshot
+    from fullgraph.comm.schedule import sequential as sequential
+    from fullgraph.nn.convert import UnsupportedLayerError as UnsupportedLayerError
+    from fullgraph.nn.convert import convert as convert
+    from fullgraph.ops.aggregate import aggregate as aggregate
+    from fullgraph.ops.gradients import broadcast_parameters as broadcast_parameters
+    from fullgraph.ops.gradients import sum_gradients as sum_gradients
+    from fullgraph.ops.reduce import cross_entropy as cross_entropy
+    from fullgraph.ops.reduce import global_mean as global_mean
+    from fullgraph.ops.reduce import replicated as replicated
+    from fullgraph.ops.reduce import sum_over_ranks as sum_over_ranks
+    from fullgraph.training.fit import fit as fit
+    from fullgraph.training.metrics import accuracy as accuracy
+    from fullgraph.training.metrics import f1 as f1
+    from fullgraph.training.metrics import roc_auc as roc_auc
+    from fullgraph.training.options import FitOptions as FitOptions
+
 __version__ = "0.1.0"
+
+_HOME = {
+    "comm.distributed": "DistributedGraph",
+    "comm.group": "CommError Group init",
+    "comm.load": "LoadError load",
+    "comm.schedule": "Schedule oneshot sequential",
+    "nn.convert": "UnsupportedLayerError convert",
+    "ops.aggregate": "aggregate",
+    "ops.gradients": "broadcast_parameters sum_gradients",
+    "ops.reduce": "cross_entropy global_mean replicated sum_over_ranks",
+    "training.fit": "fit",
+    "training.metrics": "accuracy f1 roc_auc",
+    "training.options": "FitOptions",
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'fullgraph' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fullgraph.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
