@@ -1,0 +1,186 @@
+"""The distributed graph: ids, loops, views, results in the original order, and loading it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch_geometric.data import Data
+from torch_geometric.utils import add_remaining_self_loops
+
+import fullgraph
+from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.comm.group import Group
+from fullgraph.graph.folder import save
+
+from tests.data import shared_data
+from tests.graphs import named, named_parts
+from tests.ranks import run_ranks
+
+
+def _ids_and_fields(group: Group, num_parts: int) -> list[int]:
+    data = named("multigraph")
+    graph = DistributedGraph.build(named_parts("multigraph", num_parts, False), group)
+    assert torch.equal(graph.x, data.x[graph.node_id])
+    assert torch.equal(graph.y, data.y[graph.node_id])
+    assert torch.equal(graph.train_mask, data.train_mask[graph.node_id])
+    assert torch.equal(graph.edge_weight, data.edge_weight[graph.edge_id])
+    assert torch.equal(data.edge_index[1][graph.edge_id], graph.node_id[graph.edge_target.long()])
+    assert graph.edge_attr is None
+    assert (graph.num_nodes, graph.num_features, graph.num_classes) == (50, 6, 3)
+    order = graph.gather(torch.stack([graph.node_id, graph.node_id * 2], 1))
+    if group.rank == 0:
+        assert torch.equal(order, torch.stack([torch.arange(50), torch.arange(50) * 2], 1))
+    else:
+        assert order is None
+    with pytest.raises(ValueError, match="one row for each of the"):
+        graph.gather(torch.zeros(1, 2))
+    return sorted(graph.edge_id.tolist())
+
+
+@pytest.mark.parametrize(("size", "parts"), [(1, 8), (2, 8), (3, 8), (4, 4)])
+def test_rows_and_edges_keep_their_ids(size: int, parts: int) -> None:
+    owned = run_ranks(_ids_and_fields, size, parts)
+    assert sorted(e for edges in owned for e in edges) == list(range(344))
+
+
+def _loops(group: Group) -> None:
+    data = named("multigraph")
+    graph = DistributedGraph.build(named_parts("multigraph", 3, False), group)
+    looped = graph.with_self_loops()
+    assert graph.with_self_loops() is looped
+    index, weight = add_remaining_self_loops(data.edge_index, data.edge_weight, 7.0, 50)
+    ours = graph.extend_to_self_loops(graph.edge_weight, 7.0)
+    ids = looped.edge_id
+    source = torch.cat([data.edge_index[0], torch.arange(50)])[ids]
+    found = sorted(zip(graph.node_id[looped.edge_target.long()].tolist(), source.tolist(), ours.tolist()))
+    mine = torch.isin(index[1], graph.node_id)
+    expected = sorted(zip(index[1][mine].tolist(), index[0][mine].tolist(), weight[mine].tolist()))
+    assert found == expected
+    assert (looped.in_degree >= 1).all()
+    assert ids.unique().numel() == ids.numel()
+    assert looped.with_self_loops() is looped  # every row has exactly one already
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_self_loops_are_added_as_pyg_adds_them(size: int) -> None:
+    run_ranks(_loops, size)
+
+
+def test_a_missing_mask_is_named() -> None:
+    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, x=torch.ones(2, 1))
+    graph = fullgraph.load(data, group=Group())
+    with pytest.raises(AttributeError, match="has no test mask"):
+        _ = graph.test_mask
+
+
+def _load(group: Group, source: object, options: dict) -> tuple[int, int, float]:
+    graph = fullgraph.load(source, group=group, **options)
+    total = group.all_reduce(graph.x.double().sum().reshape(1), "features")
+    return graph.num_owned, graph.meta.num_parts, total.item()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_load_shares_a_file_or_a_data_object(size: int) -> None:
+    cora = str(shared_data("cora"))
+    owned = run_ranks(_load, size, cora, {"method": "random"})
+    assert sum(n for n, _, _ in owned) == 2708
+    assert {parts for _, parts, _ in owned} == {size}
+    owned = run_ranks(_load, size, named("multigraph"), {"parts": 5})
+    assert {parts for _, parts, _ in owned} == {5}
+    assert owned[0][2] == pytest.approx(float(named("multigraph").x.sum()))
+
+
+def test_load_opens_a_folder_with_any_number_of_ranks(tmp_path) -> None:
+    save(named_parts("multigraph", 4, False), tmp_path / "parts")
+    for size in (1, 2, 4):
+        owned = run_ranks(_load, size, str(tmp_path / "parts"), {})
+        assert sum(n for n, _, _ in owned) == 50
+    with pytest.raises(ValueError, match="partitioned already"):
+        fullgraph.load(tmp_path / "parts", group=Group(), parts=2)
+    with pytest.raises(ValueError, match="max_block_bytes must be positive"):
+        fullgraph.load(tmp_path / "parts", group=Group(), max_block_bytes=0)
+
+
+def _load_errors(group: Group) -> list[str]:
+    said = []
+    for source, options in (("no/such.npz", {}), (named("tiny"), {"parts": 1})):
+        with pytest.raises(ValueError, match="") as caught:
+            fullgraph.load(source, group=group, **options)
+        said.append(str(caught.value))
+    return said
+
+
+def test_what_rank_0_cannot_read_is_an_error_on_every_rank() -> None:
+    for missing, few in run_ranks(_load_errors, 2):
+        assert "no/such.npz" in missing
+        assert "parts=1 cannot be shared by 2 workers" in few
+
+
+def _two_triangles(group: Group, schedule: str) -> None:
+    """Nothing to exchange at all."""
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3]])
+    data = Data(edge_index=edges, num_nodes=6, x=torch.eye(6), y=torch.zeros(6, dtype=torch.int64),
+                train_mask=torch.ones(6, dtype=torch.bool))  # fmt: skip
+    graph = fullgraph.load(data, group=group, method="contiguous", schedule=schedule)
+    conv = fullgraph.convert(pyg.GraphConv(6, 2, aggr="max"))
+    x = graph.x.clone().requires_grad_()
+    conv(x, graph).sum().backward()
+    assert graph.traffic.bytes_sent == graph.traffic.bytes_received == 0
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "oneshot"])
+def test_disconnected_parts_exchange_nothing(schedule: str) -> None:
+    run_ranks(_two_triangles, 2, schedule)
+
+
+def _autocast(group: Group) -> None:
+    graph = DistributedGraph.build(named_parts("multigraph", 2, False), group)
+    x = graph.x.float()
+    for conv in (pyg.SAGEConv(6, 3), pyg.GCNConv(6, 3), pyg.SAGEConv(6, 3, aggr="max")):
+        model = fullgraph.convert(conv)
+        expected = model(x, graph)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x.clone().requires_grad_(), graph)
+            loss = out.float().square().sum()
+        loss.backward()
+        torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_layers_run_under_autocast() -> None:
+    run_ranks(_autocast, 2)
+
+
+def _hidden_failure(group: Group) -> str:
+    """One rank raises in its backward pass."""
+
+    class Breaks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ArithmeticError("in backward")
+
+    graph = DistributedGraph.build(named_parts("multigraph", 3, False), group)
+    x = graph.x.clone().requires_grad_()
+    hidden = fullgraph.aggregate(graph, Breaks.apply(x) if group.rank == 1 else x, layer="one")
+    out = fullgraph.aggregate(graph, Breaks.apply(hidden) if group.rank == 1 else hidden, layer="two")
+    try:
+        out.sum().backward()
+        fullgraph.sum_gradients([x], group)
+    except ArithmeticError as error:
+        group.report_failure(error)
+        raise
+    except fullgraph.CommError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_raises_in_backward_stops_the_others() -> None:
+    from tests.ranks import RanksFailed
+
+    with pytest.raises(RanksFailed, match=r"ArithmeticError: in backward"):
+        run_ranks(_hidden_failure, 3, wait_limit=3)
