@@ -184,7 +184,9 @@ def report(results: dict[str, dict[str, Any]]) -> None:
     print(f"\n{'system':<24}{'s/epoch':>10}{'MB':>10}{'× time of ' + base:>32}{'loss':>12}")
     for system, r in results.items():
         ratio = r["seconds"] / results[base]["seconds"]
-        print(f"{system:<24}{r['seconds']:>10.2f}{r['memory_mb']:>10.0f}{ratio:>32.2f}{r['loss']:>12.5f}")
+        print(
+            f"{system:<24}{r['seconds']:>10.2f}{r['memory_mb']:>10.0f}{ratio:>32.2f}{r['loss']:>12.5f}"
+        )
     print(json.dumps({"benchmark": "epoch", "results": results}))
 
 

@@ -4,10 +4,10 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from example_data import load_data
 from torch_geometric.nn import SAGEConv
 
 import fullgraph
-from example_data import load_data
 
 
 class Net(torch.nn.Module):

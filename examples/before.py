@@ -4,9 +4,8 @@ import sys
 
 import torch
 import torch.nn.functional as F
-from torch_geometric.nn import SAGEConv
-
 from example_data import load_data
+from torch_geometric.nn import SAGEConv
 
 
 class Net(torch.nn.Module):

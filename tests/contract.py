@@ -18,9 +18,7 @@ from torch import Tensor
 import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
-
 from tests.graphs import named, named_parts
-
 
 SCHEDULES = ["sequential", "sequential:remat=off", "sequential:prefetch=0", "oneshot"]
 

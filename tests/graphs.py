@@ -10,7 +10,6 @@ from torch_geometric.data import Data
 
 from fullgraph.graph.partition import PartitionedInMemory
 from fullgraph.graph.sources import read
-
 from tests.data import shared_data
 
 

@@ -23,7 +23,7 @@ from typing import Any
 GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
 
 
-class RanksFailed(AssertionError):
+class RanksFailedError(AssertionError):
     """A rank raised, or did not finish in time."""
 
 
@@ -71,9 +71,7 @@ def _discard() -> None:
     _workers.clear()
 
 
-def _collect(
-    workers: list[tuple[mp.process.BaseProcess, Connection]], timeout: float
-) -> list[Any]:
+def _collect(workers: list[tuple[mp.process.BaseProcess, Connection]], timeout: float) -> list[Any]:
     deadline = time.monotonic() + timeout
     results: dict[int, Any] = {}
     failures: dict[int, str] = {}
@@ -97,7 +95,7 @@ def _collect(
         said = [f"rank {rank}:\n{text}" for rank, text in sorted(failures.items())]
         if late:
             said.append(f"ranks {sorted(late)} did not finish in time")
-        raise RanksFailed("\n".join(said))
+        raise RanksFailedError("\n".join(said))
     return [results[rank] for rank in range(len(workers))]
 
 

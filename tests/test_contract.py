@@ -1,15 +1,13 @@
-"""Every layer × schedule × number of ranks × graph through the one contract of tests/contract.py."""
+"""Every layer × schedule × number of ranks × graph through the contract of tests/contract.py."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
 
 from fullgraph.comm.group import Group
-
 from tests.contract import SCHEDULES, Case, Setting, check_contract
 from tests.graphs import GRAPHS
 from tests.ranks import run_ranks

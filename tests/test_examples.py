@@ -1,4 +1,4 @@
-"""The scripts in examples/ run as the README says, and print the same with any number of workers."""
+"""The scripts in examples/ run as the README says, and print the same on any number of workers."""
 
 from __future__ import annotations
 

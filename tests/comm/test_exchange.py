@@ -12,7 +12,6 @@ from fullgraph.comm.group import Group
 from fullgraph.comm.plan import ExchangePlan
 from fullgraph.comm.schedule import Schedule, oneshot, sequential
 from fullgraph.ops.halo import fetch_and_send_back, for_each_source, send_to_sources
-
 from tests.graphs import GRAPHS, partitioned
 from tests.ranks import run_ranks
 

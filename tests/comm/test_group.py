@@ -10,9 +10,8 @@ import torch
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import CommError, Group
 from fullgraph.ops.aggregate import aggregate
-
 from tests.graphs import GRAPHS, partitioned
-from tests.ranks import RanksFailed, run_ranks
+from tests.ranks import RanksFailedError, run_ranks
 
 
 def _collectives(group: Group) -> None:
@@ -73,7 +72,7 @@ def _raises_on(group: Group, rank: int) -> None:
 
 
 def test_harness_fails_with_the_traceback_of_the_rank() -> None:
-    with pytest.raises(RanksFailed, match=r"(?s)rank 1:.*ZeroDivisionError: on purpose"):
+    with pytest.raises(RanksFailedError, match=r"(?s)rank 1:.*ZeroDivisionError: on purpose"):
         run_ranks(_raises_on, 2, 1)
 
 
@@ -84,5 +83,5 @@ def _hangs(group: Group) -> None:
 
 def test_harness_kills_what_does_not_finish() -> None:
     run_ranks(_collectives, 2)  # so that the processes are there
-    with pytest.raises(RanksFailed, match=r"ranks \[0\] did not finish"):
+    with pytest.raises(RanksFailedError, match=r"ranks \[0\] did not finish"):
         run_ranks(_hangs, 2, timeout=2)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fullgraph.graph.blocks import Ownership, build_blocks
-
 from tests.graphs import GRAPHS, named_parts
 
 

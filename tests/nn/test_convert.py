@@ -12,7 +12,6 @@ from torch import nn
 import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
-
 from tests.graphs import multigraph, partitioned
 
 
@@ -77,7 +76,11 @@ def test_graph_inside_a_data_object_is_found() -> None:
     ("model", "path", "reason"),
     [
         (lambda: pyg.GAT(6, 4, 2, 3), "convs.0", "GATConv"),
-        (lambda: nn.ModuleDict({"a": pyg.GINEConv(nn.Linear(6, 3))}), "a", "not known to be linear"),
+        (
+            lambda: nn.ModuleDict({"a": pyg.GINEConv(nn.Linear(6, 3))}),
+            "a",
+            "not known to be linear",
+        ),
         (lambda: pyg.SAGEConv(6, 3, aggr="lstm"), r"\(the model\)", "aggr='lstm'"),
         (lambda: pyg.SAGEConv(6, 3, aggr=["mean", "max"]), r"\(the model\)", "aggr="),
         (lambda: pyg.GCNConv(6, 3, flow="target_to_source"), r"\(the model\)", "reverse the edges"),
@@ -86,6 +89,8 @@ def test_graph_inside_a_data_object_is_found() -> None:
         (lambda: nn.Sequential(pyg.LayerNorm(4)), "0", "mode='node' is supported"),
         (lambda: nn.Sequential(nn.InstanceNorm1d(4)), "0", "use BatchNorm"),
         (lambda: nn.Sequential(pyg.BatchNorm(4, allow_single_element=True)), "0", "allow_single"),
+        (lambda: nn.Sequential(pyg.Linear(-1, 4)), "0", "in_channels=-1"),
+        (lambda: pyg.SAGEConv(-1, 4), "lin_l", "in_channels=-1"),
         (lambda: nn.Sequential(pyg.aggr.SumAggregation()), "0", "SumAggregation"),
     ],
 )

@@ -13,7 +13,6 @@ from torch import nn
 import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
-
 from tests.contract import assert_same, run_ours
 from tests.graphs import GRAPHS, partitioned
 from tests.ranks import run_ranks
@@ -39,9 +38,7 @@ class WithDropout(nn.Module):
 def _dropout_equals_one_rank(group: Group, name: str, schedule: str) -> None:
     data = GRAPHS[name]()
     torch.manual_seed(0)
-    model = fullgraph.convert(
-        WithDropout(data.x.shape[1], int(data.y.max()) + 1).double(), seed=11
-    )
+    model = fullgraph.convert(WithDropout(data.x.shape[1], int(data.y.max()) + 1).double(), seed=11)
     one = copy.deepcopy(model)
     graph = DistributedGraph.build(partitioned(data, 4), group, schedule, max_block_bytes=400)
     whole = DistributedGraph.build(partitioned(data, 1), Group(), "oneshot")

@@ -11,7 +11,6 @@ import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
 from fullgraph.comm.schedule import Schedule
-
 from tests.graphs import multigraph, partitioned
 from tests.ranks import run_ranks
 
@@ -53,7 +52,10 @@ def test_gradients_by_finite_differences(reduce: str, weighted: bool) -> None:
 def _direction(group: Group) -> None:
     graph = graph_of([(0, 1), (1, 2)], 3, group, parts=group.size)
     out = fullgraph.aggregate(graph, graph.node_id.double().unsqueeze(1) + 1)
-    assert dict(zip(graph.node_id.tolist(), out.view(-1).tolist())).items() <= {0: 0, 1: 1, 2: 2}.items()
+    assert (
+        dict(zip(graph.node_id.tolist(), out.view(-1).tolist())).items()
+        <= {0: 0, 1: 1, 2: 2}.items()
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -70,7 +72,10 @@ def test_max_of_negative_messages_is_negative_and_of_none_is_zero() -> None:
 
 def test_ties_share_the_gradient_and_zero_counts_as_pyg_counts_it() -> None:
     graph = graph_of([(0, 3), (1, 3), (2, 3)], 4)
-    for values, expected in (((2, 2, 1, 0), [0.5, 0.5, 0, 0]), ((0, 0, -1, 0), [1 / 3, 1 / 3, 0, 0])):
+    for values, expected in (
+        ((2, 2, 1, 0), [0.5, 0.5, 0, 0]),
+        ((0, 0, -1, 0), [1 / 3, 1 / 3, 0, 0]),
+    ):
         x = column(*values).requires_grad_()
         fullgraph.aggregate(graph, x, "max").sum().backward()
         assert x.grad.view(-1).tolist() == pytest.approx(expected)

@@ -9,7 +9,6 @@ from torch import nn
 
 import fullgraph
 from fullgraph.comm.group import Group
-
 from tests.ranks import run_ranks
 
 

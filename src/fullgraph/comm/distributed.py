@@ -51,7 +51,9 @@ class _Version:
 
     @staticmethod
     def of(tensor: Tensor | None) -> _Version:
-        return _Version(None, 0) if tensor is None else _Version(weakref.ref(tensor), tensor._version)
+        return (
+            _Version(None, 0) if tensor is None else _Version(weakref.ref(tensor), tensor._version)
+        )
 
     def is_of(self, tensor: Tensor | None) -> bool:
         if self.tensor is None or tensor is None:
@@ -343,5 +345,3 @@ def _join(pieces: list[Tensor | None]) -> Tensor | None:
     if not present:
         return None
     return present[0] if len(present) == 1 else torch.cat(present)
-
-

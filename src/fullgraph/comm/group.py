@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -134,10 +135,9 @@ class Group:
     def report_failure(self, error: BaseException) -> None:
         """Leave the reason this rank stops where the other ranks' errors will quote it."""
         if self._store is not None and not isinstance(error, CommError):
-            try:
+            # the store may have gone down with the rank that held it
+            with contextlib.suppress(RuntimeError):
                 self._store.set(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:500])
-            except RuntimeError:  # the store went down with the rank that held it
-                pass
 
     def _error(self, operation: str, error: RuntimeError) -> CommError:
         reason = str(error).strip().splitlines()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch_geometric.nn as pyg
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
@@ -67,7 +68,7 @@ def convert(model: Model, seed: int = 0) -> Model:
         if type(module) in LAYERS:
             module.__class__ = LAYERS[type(module)]
             module.__dict__.pop("propagate", None)  # PyG sometimes binds its own to the instance
-            module.fullgraph_layer = path or type(module).__name__  # type: ignore[assignment]
+            module.fullgraph_layer = path or type(module).__name__
     kind = type(model)
     model.__class__ = type(kind.__name__, (Converted, kind), {"__module__": kind.__module__})
     converted: Any = model
@@ -108,9 +109,10 @@ def _check(path: str, module: torch.nn.Module) -> None:
         reason = "allow_single_element decides by the rank's number of rows"
     elif isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
         reason = "it normalises over the nodes of one rank; use BatchNorm"
-    elif type(module).__module__.startswith("torch_geometric.nn"):
-        if not isinstance(module, _ROW_WISE):
-            reason = "it may combine nodes in a way that is not supported yet"
+    elif _of_pyg(module) and not isinstance(module, _ROW_WISE):
+        reason = "it may combine nodes in a way that is not supported yet"
+    if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
+        reason = "its size is not known yet (in_channels=-1); give the size, or run it once on PyG"
     if reason is not None:
         supported = ", ".join(sorted(kind.__name__ for kind in LAYERS))
         raise UnsupportedLayerError(
@@ -118,6 +120,10 @@ def _check(path: str, module: torch.nn.Module) -> None:
             f"{reason}. Supported layers: {supported}; torch modules that treat rows one by one; "
             "BatchNorm, LayerNorm(mode='node'), Dropout, MLP, JumpingKnowledge"
         )
+
+
+def _of_pyg(module: torch.nn.Module) -> bool:
+    return type(module).__module__.startswith("torch_geometric.nn")
 
 
 def _find_graph(values: list[Any]) -> DistributedGraph | None:

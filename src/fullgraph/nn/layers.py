@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
@@ -47,7 +46,7 @@ class _Linear(MessagePassing):
         return aggregate(graph, x, reduce, weight=weight, layer=self.fullgraph_layer)
 
     def _aggregate_and_project(
-        self, graph: DistributedGraph, x: Tensor, lin: torch.nn.Module, weight: Tensor | None
+        self, graph: DistributedGraph, x: Tensor, lin: Any, weight: Tensor | None
     ) -> Tensor:
         """lin(A x), computed as (A x) Wᵀ or A (x Wᵀ), whichever exchanges narrower rows.
 
@@ -141,6 +140,8 @@ class GCNConv(_Normalized, pyg.GCNConv):
 
 class SGConv(_Normalized, pyg.SGConv):
     """SGC (arXiv 1902.07153): (D^-1/2 (A + I) D^-1/2)^K x W + b."""
+
+    _cached_x: Tensor | None
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         if not isinstance(edge_index, DistributedGraph):

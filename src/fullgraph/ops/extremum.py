@@ -75,7 +75,7 @@ class _Extremum(torch.autograd.Function):
                 block.t_offsets[:-1][t], block.t_offsets[1:][t], block.t_cols, source, out, share,
                 rows, weight=block_weight, weight_index=None if weight is None else block.t_index,
             )  # fmt: skip
-            if dw is not None:
+            if dw is not None and block_weight is not None:
                 kernels.extremum_grad_weight(
                     chunk.begin, chunk.end, block.cols, source, out, share, dw[block.edges],
                     weight=block_weight, rows=block.rows, col_offset=chunk.first_row,
