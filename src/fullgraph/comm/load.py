@@ -14,6 +14,7 @@ from fullgraph.comm.group import Group
 from fullgraph.comm.schedule import Schedule
 from fullgraph.graph.folder import PartitionedFolder, save
 from fullgraph.graph.partition import partition
+from fullgraph.graph.parts import GraphMeta, Part, Partitioned
 from fullgraph.graph.sources import read
 
 
@@ -93,13 +94,30 @@ def _through_folder(
                 f"rank {group.rank} does not see {path}, where rank 0 put the parts. Partition "
                 "the graph into a folder on a disk that all hosts share, and load that"
             )
-        opened = PartitionedFolder.open(path)
+        opened = _OpenParts(PartitionedFolder.open(path))
         graph = DistributedGraph.build(opened, group, schedule, max_block_bytes)
         group.all_reduce(torch.zeros(1), "the end of loading")
         return graph
     finally:
         if parent is not None:
             shutil.rmtree(parent)
+
+
+class _OpenParts:
+    """A partitioned graph whose parts, once opened, stay mapped when their files are removed."""
+
+    def __init__(self, partitioned: Partitioned) -> None:
+        self._partitioned = partitioned
+        self._opened: dict[int, Part] = {}
+
+    @property
+    def meta(self) -> GraphMeta:
+        return self._partitioned.meta
+
+    def part(self, k: int) -> Part:
+        if k not in self._opened:
+            self._opened[k] = self._partitioned.part(k)
+        return self._opened[k]
 
 
 def _tell(group: Group, text: str) -> str:
