@@ -68,7 +68,8 @@ class Setting:
 def check_contract(
     group: Group, case: Case, graph_name: str, settings: list[Setting], steps: int = 2
 ) -> None:
-    """Run on every rank. `steps` steps in a row, so that what one keeps for the next is used."""
+    """Run on every rank. `steps` steps in a row with an evaluation after each, so that what one
+    keeps for the next is used."""
     data = named(graph_name)
     torch.manual_seed(0)
     reference = case.make(data.x.shape[1], int(data.y.max()) + 1).double()
@@ -128,13 +129,23 @@ def run_ours(
     model: torch.nn.Module, data: Any, graph: DistributedGraph, weighted: bool
 ) -> dict[str, Tensor | None]:
     x = data.x[graph.node_id].clone().requires_grad_()
-    weight = data.edge_weight[graph.edge_id].clone().requires_grad_() if weighted else None
+    if weighted:  # the same tensor in every step, as learned weights are
+        weight = graph.__dict__.setdefault("learned", data.edge_weight[graph.edge_id].clone())
+        weight.requires_grad_().grad = None
+    else:
+        weight = None
     model.zero_grad()
     out = model(x, graph, **({"edge_weight": weight} if weighted else {}))
     loss = fullgraph.cross_entropy(out, graph.y, graph.train_mask, group=graph.group)
     loss.backward()
     fullgraph.sum_gradients(model, graph.group)
-    return _results(model, out, loss, x, weight)
+    results = _results(model, out, loss, x, weight)
+    training = model.training
+    with torch.no_grad():
+        model.eval()
+        model(x, graph, **({"edge_weight": weight} if weighted else {}))
+    model.train(training)
+    return results
 
 
 def _results(

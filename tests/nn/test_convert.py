@@ -13,6 +13,7 @@ import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
 from tests.graphs import multigraph, partitioned
+from tests.ranks import run_ranks
 
 
 def alone(data=None) -> DistributedGraph:
@@ -145,7 +146,10 @@ def test_own_features_are_aggregated_once() -> None:
         reference = expected(data.x[graph.node_id], _renumbered(data, graph))
         torch.testing.assert_close(out, reference, rtol=1e-10, atol=1e-12)
     assert len(calls) == 1
-    graph.x.mul_(2)  # written to: computed again
+    graph.x.mul_(2)  # other ranks cannot know
+    with pytest.raises(RuntimeError, match=r"graph.forget\(\)"):
+        conv(graph.x, graph)
+    graph.forget()
     out = conv(graph.x, graph)
     reference = expected(2 * data.x[graph.node_id], _renumbered(data, graph))
     torch.testing.assert_close(out, reference, rtol=1e-10, atol=1e-12)
@@ -156,3 +160,183 @@ def _renumbered(data, graph):
     row = torch.empty(50, dtype=torch.int64)
     row[graph.node_id] = torch.arange(50)
     return row[data.edge_index]
+
+
+def test_a_kept_result_that_is_written_to_is_noticed() -> None:
+    graph = alone()
+    fullgraph.aggregate(graph, graph.x).mul_(2)
+    with pytest.raises(RuntimeError, match=r"graph.forget\(\)"):
+        fullgraph.aggregate(graph, graph.x)
+
+
+def test_layers_and_methods_cannot_go_around_the_converted_model() -> None:
+    graph, model = alone(), fullgraph.convert(pyg.GraphSAGE(6, 5, 2, 3).double())
+    x = torch.zeros(50, 6, dtype=torch.float64)
+    for conv in (model.convs[0], fullgraph.convert(pyg.GCN(6, 5, 1).double()).convs[0]):
+        with pytest.raises(RuntimeError, match="outside of the converted model's forward pass"):
+            conv(x, graph)
+
+
+def test_activation_checkpointing_is_refused() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.SAGEConv(6, 3)
+
+        def forward(self, x, edge_index):
+            return checkpoint(self.conv, x, edge_index, use_reentrant=True)
+
+    graph, model = alone(), fullgraph.convert(Checkpointed().double())
+    out = model(torch.zeros(50, 6, dtype=torch.float64, requires_grad=True), graph)
+    with pytest.raises(RuntimeError, match="checkpointing"):
+        out.sum().backward()
+
+
+def test_graph_in_a_list_and_as_a_keyword_is_found() -> None:
+    class OnList(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = pyg.SAGEConv(6, 3)
+
+        def forward(self, x, graphs):
+            return self.conv(x, graphs["one"][0])
+
+    graph = alone()
+    x = torch.randn(50, 6, dtype=torch.float64)
+    model = fullgraph.convert(OnList().double())
+    assert torch.equal(model(x, {"one": [graph]}), model(x, graphs={"one": (graph,)}))
+
+
+def test_inference_mode_leaves_nothing_behind_that_training_trips_over() -> None:
+    graph = alone()
+    for model in (pyg.GCN(6, 5, 2, 3), pyg.GraphSAGE(6, 5, 2, 3), pyg.GIN(6, 5, 2, 3)):
+        converted = fullgraph.convert(model.double())
+        weight = {"edge_weight": graph.edge_weight} if isinstance(model, pyg.GCN) else {}
+        with torch.inference_mode():
+            expected = converted(graph.x, graph, **weight)
+        out = converted(graph.x, graph, **weight)
+        out.sum().backward()
+        torch.testing.assert_close(out.detach(), expected.clone())
+
+
+def test_a_linear_layer_with_hooks_or_parametrization_is_called_and_not_taken_apart() -> None:
+    graph = alone()
+    x = torch.randn(50, 6, dtype=torch.float64)
+    conv = fullgraph.convert(pyg.SAGEConv(6, 3).double())
+    torch.nn.utils.parametrizations.weight_norm(conv.lin_l)
+    conv(x, graph).sum().backward()
+    assert all(p.grad is not None for p in conv.parameters())
+    calls = []
+    sg = fullgraph.convert(pyg.SGConv(6, 3).double())
+    sg.lin.register_forward_hook(lambda *_: calls.append(1))
+    sg(x, graph)
+    assert calls == [1]
+
+
+def test_cached_layers_keep_to_their_graph() -> None:
+    data = multigraph()
+    one = DistributedGraph.build(partitioned(data, 2), Group())
+    two = DistributedGraph.build(partitioned(data, 3), Group())
+    for make in (lambda: pyg.SGConv(6, 3, cached=True), lambda: pyg.GCNConv(6, 3, cached=True)):
+        model = make().double()
+        expected = copy.deepcopy(model)(data.x, data.edge_index)
+        fullgraph.convert(model)
+        for graph in (one, two, one):
+            out = model(data.x[graph.node_id], graph)
+            torch.testing.assert_close(out, expected[graph.node_id])
+        torch.testing.assert_close(model(data.x, data.edge_index), expected)
+        again = copy.deepcopy(model)
+        torch.testing.assert_close(again(data.x[two.node_id], two), expected[two.node_id])
+
+
+def test_a_converted_layer_inside_a_model_that_is_converted() -> None:
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = fullgraph.convert(pyg.GCNConv(6, 3)), nn.BatchNorm1d(3)
+
+        def forward(self, x, edge_index):
+            return nn.functional.dropout(self.norm(self.conv(x, edge_index)), 0.5)
+
+    graph, model = alone(), fullgraph.convert(Outer().double())
+    x = torch.randn(50, 6, dtype=torch.float64)
+    first, second = model(x, graph), model.eval()(x, graph)
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, model(x, graph))  # dropout that is on in evaluation, anew
+
+
+def test_weights_of_another_dtype_or_layout_are_taken_as_pyg_takes_them() -> None:
+    data, graph = multigraph(), alone()
+    conv = pyg.GraphConv(6, 3).double()
+    pairs = torch.stack([data.edge_weight, data.edge_weight], 1)
+    expected = conv(data.x, data.edge_index, pairs[:, 0])[graph.node_id]
+    fullgraph.convert(conv)
+    x = data.x[graph.node_id]
+    torch.testing.assert_close(conv(x, graph, pairs[graph.edge_id][:, 0]), expected)
+    ones = torch.ones(graph.num_local_edges, dtype=torch.float64)
+    assert fullgraph.aggregate(graph, x.float(), weight=ones).dtype == torch.float64
+    assert fullgraph.aggregate(graph, x.bfloat16(), weight=ones.bfloat16()).dtype == torch.bfloat16
+    assert fullgraph.aggregate(graph, x.bfloat16(), weight=ones.float()).dtype == torch.float32
+
+
+def test_unpacking_the_graph_says_what_to_do() -> None:
+    graph = alone()
+    for use in (lambda: graph[0], lambda: [*graph]):
+        with pytest.raises(TypeError, match="no edge_index to unpack"):
+            use()
+
+
+def _different_parameters(group: Group) -> str:
+    torch.manual_seed(group.rank)
+    graph = DistributedGraph.build(partitioned(multigraph(), 2), group)
+    model = fullgraph.convert(pyg.SAGEConv(6, 3).double())
+    with pytest.raises(ValueError, match=r"ranks \[1\] start with other parameters") as caught:
+        model(graph.x, graph)
+    fullgraph.broadcast_parameters(model, group)
+    model(graph.x, graph)
+    return str(caught.value)
+
+
+def test_ranks_that_start_differently_are_told() -> None:
+    assert all("broadcast_parameters" in said for said in run_ranks(_different_parameters, 2))
+
+
+def _different_settings(group: Group) -> None:
+    schedule = "oneshot" if group.rank == 1 else "sequential"
+    with pytest.raises(ValueError, match="another graph, schedule or max_block_bytes"):
+        DistributedGraph.build(partitioned(multigraph(), 2), group, schedule)
+
+
+def test_ranks_with_different_settings_are_told() -> None:
+    run_ranks(_different_settings, 2)
+
+
+def _loops_on_one_rank(group: Group) -> None:
+    """Only rank 0's nodes have loops of their own; both ranks keep and exchange alike."""
+    data = multigraph()
+    mine = torch.arange(50) % 2 == 0
+    plain = data.edge_index[:, data.edge_index[0] != data.edge_index[1]]
+    data.edge_index = torch.cat([plain, mine.nonzero().view(1, -1).expand(2, -1)], 1)
+    data.edge_weight = None
+    graph = DistributedGraph.build(partitioned(data, 2), group)
+    gcn, conv = pyg.GCNConv(6, 3).double(), pyg.GraphConv(6, 3).double()
+    expected = (gcn(data.x, data.edge_index) + conv(data.x, data.edge_index))[graph.node_id]
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gcn, self.conv = gcn, conv
+
+        def forward(self, x, edge_index):
+            return self.gcn(x, edge_index) + self.conv(x, edge_index)
+
+    model = fullgraph.convert(Both())
+    fullgraph.broadcast_parameters(model, group)
+    for _ in range(3):
+        assert model(graph.x, graph).shape == expected.shape
+
+
+def test_what_is_kept_does_not_depend_on_a_ranks_own_edges() -> None:
+    run_ranks(_loops_on_one_rank, 2)

@@ -114,6 +114,12 @@ def _refusals(group: Group) -> None:
         "softmax": lambda x: x.softmax(dim=0),
         "max": lambda x: torch.max(x, dim=-2),
         "cross_entropy": lambda x: F.cross_entropy(x, x.argmax(1)),
+        "normalize": lambda x: F.normalize(x, dim=0),
+        "linalg": lambda x: torch.linalg.norm(x, dim=0),
+        "cumprod": lambda x: x.cumprod(0),
+        "layer_norm": lambda x: F.layer_norm(x, x.shape),
+        "scaled_dot_product": lambda x: F.scaled_dot_product_attention(x, x, x),
+        "nanmean": lambda x: x.nanmean(),
         "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, True),
         "rand_like": lambda x: torch.rand_like(x),
     }
@@ -124,7 +130,9 @@ def _refusals(group: Group) -> None:
         fullgraph.convert(Calls(lambda x: F.dropout(x[:3], 0.5)))(x, graph)
     allowed = [
         lambda x: x.mean(1), lambda x: x.sum(dim=-1, keepdim=True), lambda x: x.log_softmax(-1),
-        lambda x: torch.max(x, x * 2), lambda x: F.normalize(x), lambda x: x.norm(dim=1),
+        lambda x: torch.max(x, x * 2), lambda x: F.layer_norm(x, (4,)), lambda x: x.cumsum(1),
+        lambda x: torch.dropout(x, 0.5, False), lambda x: torch.linalg.norm(x, dim=1),
+        lambda x: F.normalize(x), lambda x: x.norm(dim=1),
         lambda x: x.argmax(dim=1), lambda x: F.alpha_dropout(x, 0.5, training=False),
     ]  # fmt: skip
     for call in allowed:

@@ -6,10 +6,13 @@ Letters: n owned rows, N nodes of the whole graph, E edges on this rank, F colum
 from __future__ import annotations
 
 import copy
+import hashlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -55,16 +58,34 @@ class _Version:
             _Version(None, 0) if tensor is None else _Version(weakref.ref(tensor), tensor._version)
         )
 
-    def is_of(self, tensor: Tensor | None) -> bool:
-        if self.tensor is None or tensor is None:
-            return self.tensor is None and tensor is None
-        return self.tensor() is tensor and self.version == tensor._version
+    def is_same(self, tensor: Tensor | None) -> bool:
+        return tensor is None if self.tensor is None else self.tensor() is tensor
+
+    def is_written(self, tensor: Tensor | None) -> bool:
+        return tensor is not None and tensor._version != self.version
 
 
 @dataclass(frozen=True)
 class _Kept:
+    """A result, and the tensors that it came from, as they were then."""
+
     versions: list[_Version]
     result: Tensor
+    result_version: int
+
+    def is_from(self, sources: Sequence[Tensor | None]) -> bool:
+        return all(v.is_same(t) for v, t in zip(self.versions, sources))
+
+    def is_outdated(self, sources: Sequence[Tensor | None]) -> bool:
+        written = any(v.is_written(t) for v, t in zip(self.versions, sources))
+        return written or self.result._version != self.result_version
+
+
+@contextmanager
+def _ordinary_tensors() -> Iterator[None]:
+    """For what outlives a step: not inference tensors, whatever mode the caller is in."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @dataclass(eq=False)
@@ -98,6 +119,9 @@ class DistributedGraph:
     _partitioned: Partitioned = field(repr=False)
     traffic: Traffic = field(default_factory=Traffic)
     _kept: dict[object, _Kept] = field(default_factory=dict, repr=False)
+    layer_cache: weakref.WeakKeyDictionary[object, Any] = field(
+        default_factory=weakref.WeakKeyDictionary, repr=False
+    )
     _looped: DistributedGraph | None = field(default=None, repr=False)
 
     @staticmethod
@@ -114,13 +138,15 @@ class DistributedGraph:
         if max_block_bytes < 1:
             raise ValueError(f"max_block_bytes must be positive, got {max_block_bytes}")
         meta = partitioned.meta
+        chosen = sequential() if schedule is None else Schedule.parse(schedule)
+        _check_agreement(group, f"{meta.fingerprint} {chosen} {max_block_bytes}")
         ownership = Ownership.balance(meta, group.size)
         parts = _own_parts(partitioned, ownership, group.rank)
         blocks, needed = build_blocks(parts, ownership, group.rank)
         return DistributedGraph(
             group=group,
             meta=meta,
-            schedule=sequential() if schedule is None else Schedule.parse(schedule),
+            schedule=chosen,
             max_block_bytes=max_block_bytes,
             ownership=ownership,
             plan=ExchangePlan.build(group, needed),
@@ -162,19 +188,18 @@ class DistributedGraph:
     @cached_property
     def in_degree(self) -> Tensor:
         """int64 [n]: in-edges of each owned row, over the whole graph."""
-        degree = torch.zeros(self.num_owned, dtype=torch.int64)
-        for block in self.edges.blocks:
-            counts = block.offsets.diff()
-            if block.rows is None:
-                degree += counts
-            else:
-                degree[block.rows.long()] += counts
+        with _ordinary_tensors():
+            degree = torch.zeros(self.num_owned, dtype=torch.int64)
+            for block in self.edges.blocks:
+                rows = slice(None) if block.rows is None else block.rows.long()
+                degree[rows] += block.offsets.diff()
         return degree
 
     @cached_property
     def edge_target(self) -> Tensor:
         """int32 [E]: the owned row that each edge points to."""
-        return torch.cat([block.edge_rows() for block in self.edges.blocks])
+        with _ordinary_tensors():
+            return torch.cat([block.edge_rows() for block in self.edges.blocks])
 
     # Data --------------------------------------------------------------------------------------
 
@@ -205,7 +230,8 @@ class DistributedGraph:
         assert base is not None  # every part has it
         if self.edges.origin is None:
             return base
-        return torch.cat([base, self.meta.num_edges + self.node_id])[self.edges.origin]
+        with _ordinary_tensors():
+            return torch.cat([base, self.meta.num_edges + self.node_id])[self.edges.origin]
 
     @cached_property
     def edge_weight(self) -> Tensor | None:
@@ -218,8 +244,19 @@ class DistributedGraph:
         return self._edge_field("edge_attr")
 
     def _edge_field(self, name: str) -> Tensor | None:
-        parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
-        return edge_field(parts, self.ownership, name)
+        with _ordinary_tensors():
+            parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
+            return edge_field(parts, self.ownership, name)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "a DistributedGraph has no edge_index to unpack or index: its edges are spread over "
+            "ranks. Change the graph before fullgraph.load, or use graph.edge_target, edge_id, "
+            "in_degree and fullgraph.aggregate"
+        )
+
+    def __getitem__(self, index: object) -> NoReturn:
+        self.__iter__()
 
     # Views -------------------------------------------------------------------------------------
 
@@ -227,17 +264,20 @@ class DistributedGraph:
         """The same graph under another schedule; edges, rows and the account are shared."""
         view = copy.copy(self)
         view.schedule = Schedule.parse(schedule)
-        view._looped = None
+        view._looped, view.layer_cache = None, weakref.WeakKeyDictionary()
         return view
 
     def with_self_loops(self) -> DistributedGraph:
         """The same graph with exactly one self-loop a node, as PyG's `add_remaining_self_loops`:
         of a node's own loops the last one stays, a node without any gets one."""
         if self._looped is None:
-            edges, view = self._edges_with_self_loops(), self
+            with _ordinary_tensors():
+                edges = self._edges_with_self_loops()
+            # A view of its own on every rank, so that all ranks keep the same things.
+            view = copy.copy(self)
+            view._kept, view._looped = {}, view
             if edges is not None:
-                view = copy.copy(self)
-                view.edges, view._kept = edges, {}
+                view.edges = edges
                 for name in ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr"):
                     view.__dict__.pop(name, None)
             self._looped = view
@@ -291,15 +331,41 @@ class DistributedGraph:
         return rows is self.x and not rows.requires_grad
 
     def keep(self, key: object, sources: Sequence[Tensor | None], result: Tensor) -> Tensor:
-        """Remember `result`, computed from `sources`, until one of these changes."""
-        self._kept[key] = _Kept([_Version.of(tensor) for tensor in sources], result)
+        """Remember `result`, computed from `sources`; not what inference mode made, which no
+        gradient may pass through later."""
+        tensors = [result, *(tensor for tensor in sources if tensor is not None)]
+        if not any(tensor.is_inference() for tensor in tensors):
+            versions = [_Version.of(tensor) for tensor in sources]
+            self._kept[key] = _Kept(versions, result, result._version)
         return result
 
     def kept(self, key: object, sources: Sequence[Tensor | None]) -> Tensor | None:
+        """What was kept under `key` from these very tensors, unless one was written to since."""
         found = self._kept.get(key)
-        if found is None or any(not v.is_of(t) for v, t in zip(found.versions, sources)):
+        if found is None or not found.is_from(sources):
             return None
-        return found.result
+        return None if found.is_outdated(sources) else found.result
+
+    def kept_by_all(self, key: object, sources: Sequence[Tensor | None]) -> Tensor | None:
+        """`kept`, for a result that takes an exchange: all ranks have to agree that it is there.
+
+        Raises RuntimeError where a tensor was written to since, as other ranks cannot know.
+        """
+        found = self._kept.get(key)
+        if found is not None and found.is_from(sources) and found.is_outdated(sources):
+            raise RuntimeError(
+                "graph.x, or a result that was kept for it, was written to after it had been "
+                "aggregated. Call graph.forget() on every rank after such a change, or work on a "
+                "copy"
+            )
+        return self.kept(key, sources)
+
+    def forget(self) -> None:
+        """Drop what was kept from step to step. Every rank calls it, after a change to `x`."""
+        self._kept.clear()
+        self.layer_cache.clear()
+        if self._looped is not None and self._looped is not self:
+            self._looped.forget()
 
     # Results -----------------------------------------------------------------------------------
 
@@ -334,6 +400,20 @@ class DistributedGraph:
     def max_rows(self, row_bytes: int) -> int:
         """How many rows of `row_bytes` a message may have."""
         return max(1, self.max_block_bytes // max(1, row_bytes))
+
+
+def _check_agreement(group: Group, text: str) -> None:
+    """ValueError on every rank unless all of them give the same text."""
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+    digests = torch.zeros(group.size, dtype=torch.int64)
+    digests[group.rank] = digest
+    group.all_reduce(digests, "what the ranks are about to build")
+    others = (digests != digest).nonzero().view(-1).tolist()
+    if others:
+        raise ValueError(
+            f"rank {group.rank} was given another graph, schedule or max_block_bytes than ranks "
+            f"{others}; give all ranks the same"
+        )
 
 
 def _own_parts(partitioned: Partitioned, ownership: Ownership, rank: int) -> list[Part]:

@@ -29,14 +29,14 @@ class Group:
     Args:
         process_group: a torch.distributed group; None makes a group of one. See also `init`, and
             `Group.of` for the default group of torch.distributed.
-        timeout: the longest any single wait may take.
+        timeout: the longest any single wait may take; None: what the process group was made with.
         store: where a failing rank leaves its message for the others (see `init`); None: nowhere.
     """
 
     def __init__(
         self,
         process_group: dist.ProcessGroup | None = None,
-        timeout: timedelta = DEFAULT_TIMEOUT,
+        timeout: timedelta | None = DEFAULT_TIMEOUT,
         store: dist.Store | None = None,
     ) -> None:
         self.process_group = process_group
@@ -55,7 +55,7 @@ class Group:
         """`group`, or where it is None the default group of torch.distributed, if there is one."""
         if group is not None:
             return group
-        return Group(dist.group.WORLD if dist.is_initialized() else None)
+        return Group(dist.group.WORLD if dist.is_initialized() else None, timeout=None)
 
     # Plain moves -------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class Group:
     def wait(self, work: dist.Work, operation: str) -> None:
         """Wait for a posted move; CommError naming `operation` when it fails or takes too long."""
         try:
-            work.wait(self.timeout)
+            work.wait() if self.timeout is None else work.wait(self.timeout)
         except RuntimeError as error:
             raise self._error(operation, error) from error
 
@@ -142,7 +142,8 @@ class Group:
     def _error(self, operation: str, error: RuntimeError) -> CommError:
         reason = str(error).strip().splitlines()
         message = f"rank {self.rank}: {operation} failed"
-        message += f" (limit {self.timeout.total_seconds():g} s): {reason[0] if reason else ''}"
+        limit = "" if self.timeout is None else f" (limit {self.timeout.total_seconds():g} s)"
+        message += f"{limit}: {reason[0] if reason else ''}"
         return CommError(message + self._failures())
 
     def _failures(self) -> str:
@@ -171,7 +172,7 @@ def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = Non
 
     Args:
         timeout: the longest any single wait may take, in seconds or as a timedelta.
-        backend: of torch.distributed; by default "nccl" where CUDA is available, else "gloo".
+        backend: of torch.distributed; by default "gloo": graphs are on the CPU.
 
     Raises:
         ValueError: the environment variables of torchrun are incomplete, or the backend is not
@@ -203,7 +204,7 @@ def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = Non
 
 def _choose_backend(backend: str | None) -> str:
     if backend is None:
-        return "nccl" if torch.cuda.is_available() else "gloo"
+        return "gloo"
     if not dist.is_backend_available(backend):
         raise ValueError(f"backend {backend!r} is not part of this torch; gloo is on every machine")
     return backend

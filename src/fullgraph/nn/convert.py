@@ -12,7 +12,8 @@ from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.nn.layers import LAYERS, check_layer
-from fullgraph.nn.rows import RowFunctions
+from fullgraph.nn.rows import RowFunctions, is_running
+from fullgraph.ops.gradients import check_same_parameters
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -24,22 +25,27 @@ class UnsupportedLayerError(NotImplementedError):
 class Converted:
     """Mixed into the class of a converted model: runs its forward pass on a distributed graph.
 
-    ``dropout_seed`` and ``dropout_step`` (forward passes in training mode so far) key its dropout
-    masks. On anything but a distributed graph the model runs as it did before.
+    ``dropout_seed`` and ``dropout_step`` (forward passes with dropout so far) key its dropout
+    masks. The first pass checks that all ranks hold the same parameters. On anything but a
+    distributed graph the model runs as it did before.
     """
 
     dropout_seed: int
     dropout_step: int
+    parameters_checked: bool
     training: bool
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         graph = _find_graph([*args, *kwargs.values()])
-        if graph is None:
+        if graph is None or is_running():  # the outer model's pass looks after this one
             return super().forward(*args, **kwargs)  # type: ignore[misc]
-        step = self.dropout_step
-        self.dropout_step += bool(self.training)
-        with RowFunctions(graph, self.dropout_seed, step):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        if not self.parameters_checked:
+            check_same_parameters(self, graph.group)  # type: ignore[arg-type]
+            self.parameters_checked = True
+        with RowFunctions(graph, self.dropout_seed, self.dropout_step) as rows:
+            out = super().forward(*args, **kwargs)  # type: ignore[misc]
+        self.dropout_step += rows.num_dropouts > 0
+        return out
 
 
 def convert(model: Model, seed: int = 0) -> Model:
@@ -73,17 +79,22 @@ def convert(model: Model, seed: int = 0) -> Model:
     model.__class__ = type(kind.__name__, (Converted, kind), {"__module__": kind.__module__})
     converted: Any = model
     converted.dropout_seed, converted.dropout_step = seed, 0
+    converted.parameters_checked = False
     return model
 
 
 def _outermost(
     modules: list[tuple[str, torch.nn.Module]],
 ) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Without the aggregations that belong to a layer, which the layer answers for."""
+    """Without those that belong to a module which answers for them."""
     inside = {
-        f"{path}.aggr_module" if path else "aggr_module"
+        f"{path}.{name}".lstrip(".")
         for path, module in modules
-        if isinstance(module, MessagePassing)
+        for kind, name in (
+            (MessagePassing, "aggr_module"),
+            (pyg.JumpingKnowledge, "lstm"),  # along the layers of one node
+        )
+        if isinstance(module, kind)
     }
     for path, module in modules:
         if not any(path == name or path.startswith(name + ".") for name in inside):
@@ -98,6 +109,12 @@ _ROW_WISE = (
 )  # fmt: skip
 
 
+_MIXTURES = (
+    torch.nn.MultiheadAttention, torch.nn.Transformer, torch.nn.TransformerEncoderLayer,
+    torch.nn.TransformerDecoderLayer, torch.nn.RNNBase, torch.nn.SyncBatchNorm,
+)  # fmt: skip
+
+
 def _check(path: str, module: torch.nn.Module) -> None:
     reason = None
     if isinstance(module, MessagePassing):
@@ -109,6 +126,8 @@ def _check(path: str, module: torch.nn.Module) -> None:
         reason = "allow_single_element decides by the rank's number of rows"
     elif isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
         reason = "it normalises over the nodes of one rank; use BatchNorm"
+    elif isinstance(module, _MIXTURES):
+        reason = "it may combine the nodes of one rank, taking them for a sequence"
     elif _of_pyg(module) and not isinstance(module, _ROW_WISE):
         reason = "it may combine nodes in a way that is not supported yet"
     if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
@@ -130,7 +149,11 @@ def _find_graph(values: list[Any]) -> DistributedGraph | None:
     for value in values:
         if isinstance(value, DistributedGraph):
             return value
-        inner = getattr(value, "edge_index", None)
-        if isinstance(inner, DistributedGraph):
-            return inner
+        if isinstance(value, (list, tuple, dict)):
+            inside = value.values() if isinstance(value, dict) else value
+            found = _find_graph([*inside])
+        else:
+            found = getattr(value, "edge_index", None)
+        if isinstance(found, DistributedGraph):
+            return found
     return None

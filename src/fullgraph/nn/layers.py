@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
@@ -22,6 +23,10 @@ from fullgraph.nn.rows import outside_rows
 from fullgraph.ops.aggregate import aggregate
 
 SUPPORTED_AGGREGATIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
+
+
+class _CacheKey:
+    """The key of one layer; equal to itself only."""
 
 
 class _Linear(MessagePassing):
@@ -53,8 +58,7 @@ class _Linear(MessagePassing):
         The graph's own features are aggregated first: that is done once, not every step.
         """
         linear_in_rows = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
-        narrows = lin.weight.shape[0] < lin.weight.shape[1]
-        if not (linear_in_rows and narrows) or graph.is_static(x):
+        if not (linear_in_rows and _narrows(lin)) or graph.is_static(x):
             return lin(self._aggregate(graph, x, weight))
         out = self._aggregate(graph, F.linear(x, lin.weight), weight)
         return out if lin.bias is None else out + lin.bias
@@ -99,21 +103,28 @@ class _Normalized(_Linear):
     improved: bool = False
     normalize: bool = True
     cached: bool
-    _fullgraph_norm: Normalized | None = None
+
+    @property
+    def _cache_key(self) -> _CacheKey:
+        """What this layer keeps for itself on a graph is found under; a copy has its own."""
+        if "_own_cache_key" not in self.__dict__:
+            self._own_cache_key = _CacheKey()
+        return self._own_cache_key
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self._fullgraph_norm = None
+        self.__dict__.pop("_own_cache_key", None)
 
     def _norm(self, graph: DistributedGraph, x: Tensor, weight: Tensor | None) -> Normalized:
         if not self.normalize:
             return Normalized(graph, weight, None)
-        norm = self._fullgraph_norm if self.cached else None
-        if norm is None or norm.graph.meta != graph.meta:
-            fill = (2.0 if self.improved else 1.0) if self.add_self_loops else None
-            norm = gcn_normalized(graph, weight, fill, x.dtype)
-            if self.cached:
-                self._fullgraph_norm = norm
+        found = graph.layer_cache.get(self._cache_key) if self.cached else None
+        if found is not None:
+            return found
+        fill = (2.0 if self.improved else 1.0) if self.add_self_loops else None
+        norm = gcn_normalized(graph, weight, fill, x.dtype)
+        if self.cached:
+            graph.layer_cache[self._cache_key] = norm
         return norm
 
     def _aggregate(self, graph: DistributedGraph, x: Tensor, weight: Tensor | None) -> Tensor:
@@ -130,8 +141,7 @@ class GCNConv(_Normalized, pyg.GCNConv):
         if isinstance(x, (tuple, list)):
             return super().forward(x, edge_index, edge_weight)  # PyG's own error
         sums = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
-        widens = self.lin.weight.shape[0] > self.lin.weight.shape[1]
-        if sums and (widens or edge_index.is_static(x)):
+        if sums and (_widens(self.lin) or edge_index.is_static(x)):
             out = self.lin(self._aggregate(edge_index, x, edge_weight))
         else:
             out = self._aggregate(edge_index, self.lin(x), edge_weight)
@@ -141,21 +151,19 @@ class GCNConv(_Normalized, pyg.GCNConv):
 class SGConv(_Normalized, pyg.SGConv):
     """SGC (arXiv 1902.07153): (D^-1/2 (A + I) D^-1/2)^K x W + b."""
 
-    _cached_x: Tensor | None
-
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         if not isinstance(edge_index, DistributedGraph):
             return super().forward(x, edge_index, edge_weight)
-        if self.cached and self._cached_x is not None:
-            return self.lin(self._cached_x.detach())
-        narrows = self.lin.weight.shape[0] < self.lin.weight.shape[1]
-        narrow_first = narrows and not self.cached and not edge_index.is_static(x)
+        cached = edge_index.layer_cache.get(self._cache_key) if self.cached else None
+        if cached is not None:
+            return self.lin(cached.detach())
+        narrow_first = _narrows(self.lin) and not self.cached and not edge_index.is_static(x)
         if narrow_first:
             x = F.linear(x, self.lin.weight)
         for _ in range(self.K):
             x = self._aggregate(edge_index, x, edge_weight)
         if self.cached:
-            self._cached_x = x
+            edge_index.layer_cache[self._cache_key] = x
         if not narrow_first:
             return self.lin(x)
         return x if self.lin.bias is None else x + self.lin.bias
@@ -188,7 +196,7 @@ LAYERS: dict[type[MessagePassing], type[MessagePassing]] = {
 
 def check_layer(layer: MessagePassing) -> str | None:
     """Why this layer cannot run on a distributed graph, or None."""
-    if type(layer) not in LAYERS and type(layer) not in LAYERS.values():
+    if type(layer) not in LAYERS and not isinstance(layer, tuple(LAYERS.values())):
         return "its messages are not known to be linear in the source's features"
     if not isinstance(layer.aggr, str) or layer.aggr not in SUPPORTED_AGGREGATIONS:
         names = ", ".join(sorted(SUPPORTED_AGGREGATIONS))
@@ -205,6 +213,21 @@ def check_layer(layer: MessagePassing) -> str | None:
     if any(getattr(layer, name, None) for name in hooks) or layer.explain:
         return "it has hooks on its messages or is being explained"
     return None
+
+
+def _is_plain(lin: Any) -> bool:
+    """Whether lin(x) is x Wᵀ + b and nothing more: no hooks, parametrizations or adapters."""
+    hooked = lin._forward_hooks or lin._forward_pre_hooks
+    return type(lin) in (pyg.Linear, torch.nn.Linear) and not hooked
+
+
+def _narrows(lin: Any) -> bool:
+    """Whether rows become narrower, and the product may be taken apart from the bias."""
+    return _is_plain(lin) and lin.weight.shape[0] < lin.weight.shape[1]
+
+
+def _widens(lin: Any) -> bool:
+    return _is_plain(lin) and lin.weight.shape[0] > lin.weight.shape[1]
 
 
 def _one_set_of_nodes(x: Any, layer: MessagePassing) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,8 @@ def gcn_normalized(
         dtype: of the result where `weight` is None.
     """
     key = ("gcn_norm", fill, dtype)
-    found = graph.kept((*key, "scale"), [weight])
+    learned = weight is not None and weight.requires_grad  # without gradients enabled, too
+    found = None if learned else graph.kept((*key, "scale"), [weight])
     if found is not None:
         looped = graph if fill is None else graph.with_self_loops()
         return Normalized(looped, graph.kept((*key, "weight"), [weight]), found)
@@ -84,7 +85,7 @@ def gcn_normalized(
         degree = sum_to_targets(looped, edge_weight)
     scale = degree.pow(-0.5)
     scale = scale.masked_fill(scale == float("inf"), 0.0)
-    if not scale.requires_grad:
+    if not learned:
         graph.keep((*key, "scale"), [weight], scale)
         if edge_weight is not None:
             graph.keep((*key, "weight"), [weight], edge_weight)

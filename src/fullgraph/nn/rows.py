@@ -37,36 +37,99 @@ _REDUCTIONS = {
     getattr(owner, name)
     for owner in (torch, Tensor)
     for name in (
-        "sum", "mean", "max", "min", "amax", "amin", "var", "std", "prod", "norm", "softmax",
-        "log_softmax", "logsumexp", "cumsum", "sort", "argsort", "median", "argmax", "argmin",
-        "var_mean", "std_mean", "topk", "unique", "flip", "roll",
+        "sum",
+        "mean",
+        "max",
+        "min",
+        "amax",
+        "amin",
+        "var",
+        "std",
+        "prod",
+        "norm",
+        "softmax",
+        "log_softmax",
+        "logsumexp",
+        "cumsum",
+        "sort",
+        "argsort",
+        "median",
+        "argmax",
+        "argmin",
+        "var_mean",
+        "std_mean",
+        "topk",
+        "unique",
+        "flip",
+        "roll",
+        "cumprod",
+        "nanmean",
+        "nansum",
+        "logcumsumexp",
+        "cummax",
+        "cummin",
+        "nanmedian",
+        "quantile",
+        "nanquantile",
+        "mode",
+        "kthvalue",
+        "aminmax",
+        "count_nonzero",
+        "diff",
     )
     if hasattr(owner, name)
-} | {F.softmax, F.log_softmax, F.instance_norm}  # fmt: skip
+} | {
+    F.softmax,
+    F.log_softmax,
+    F.normalize,
+    torch.linalg.norm,
+    torch.linalg.vector_norm,
+}
 
-
-Call = TypeVar("Call", bound=Callable[..., Any])
-
-
-def outside_rows(function: Call) -> Call:
-    """For functions that know about ranks: inside, torch's functions are torch's own again."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():
-            return function(*args, **kwargs)
-
-    return call  # type: ignore[return-value]
+# Whatever their arguments.
+_MIXTURES = {
+    F.instance_norm, F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.lstm,
+    torch.gru, torch.rnn_tanh, torch.rnn_relu,
+}  # fmt: skip
 
 
 def drop_edges(weight: Tensor, graph: DistributedGraph, p: float) -> Tensor:
     """Dropout on a value for each edge [E], keyed on the edges' ids, for layers to call."""
     if has_torch_function_unary(weight):
         return handle_torch_function(drop_edges, (weight,), weight, graph, p)
-    raise RuntimeError(
-        "dropout on edges is keyed on the converted model's forward pass: call the model that "
-        "fullgraph.convert returned, not one of its layers"
-    )
+    raise RuntimeError("dropout on edges is keyed on a converted model's forward pass")
+
+
+def is_running() -> bool:
+    """Whether a converted model's forward pass on a distributed graph is under way."""
+    if has_torch_function_unary(None):
+        return bool(handle_torch_function(is_running, ()))
+    return False
+
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def outside_rows(function: Call) -> Call:
+    """For what layers do on a distributed graph: inside, torch's functions are torch's own again.
+
+    Outside of a converted model's forward pass it raises RuntimeError, because batch norm and
+    dropout around it would see this rank's rows only.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_running():
+            raise RuntimeError(
+                "a layer was called on a distributed graph outside of the converted model's "
+                "forward pass, where batch norm and dropout would see this rank's rows only. Call "
+                "the model that fullgraph.convert returned. (Activation checkpointing, which calls "
+                "layers again in the backward pass, is not supported)"
+            )
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 class RowFunctions(TorchFunctionMode):
@@ -91,13 +154,21 @@ class RowFunctions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is is_running:
+            return True
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
+        if func is torch.dropout:
+            return self._dropout(*args, **{"training" if k == "train" else k: v
+                                           for k, v in kwargs.items()})  # fmt: skip
         if func is drop_edges:
             return self._drop_edges(*args)
         if func is F.batch_norm:
             return self._batch_norm(*args, **kwargs)
-        if func in _OTHER_DROPOUTS or func in _LOSSES or func in _REDUCTIONS:
+        if func is F.layer_norm and self._has_node_rows(args[0]):
+            if len(args[1] if len(args) > 1 else kwargs["normalized_shape"]) == args[0].dim():
+                raise NotImplementedError("layer_norm over the node dimension; " + _ADVICE)
+        elif func in _REFUSABLE:
             self._refuse(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -155,11 +226,10 @@ class RowFunctions(TorchFunctionMode):
                     f"{name} inside a converted model is a loss of this rank's rows alone; use "
                     "fullgraph.cross_entropy or fullgraph.global_mean(values, mask)"
                 )
-        elif _reduces_rows(func, args, kwargs, x.dim()):
+        elif func in _MIXTURES or _reduces_rows(func, args, kwargs, x.dim()):
             raise NotImplementedError(
                 f"{name} over the node dimension sees only this rank's {x.shape[0]} of "
-                f"{self.graph.num_nodes} nodes; reduce with fullgraph.sum_over_ranks or "
-                "fullgraph.global_mean"
+                f"{self.graph.num_nodes} nodes; " + _ADVICE
             )
 
     def _has_node_rows(self, x: Any) -> bool:
@@ -172,14 +242,26 @@ class RowFunctions(TorchFunctionMode):
         )
 
 
+_REFUSABLE = _OTHER_DROPOUTS | _LOSSES | _REDUCTIONS | _MIXTURES
+_ADVICE = "reduce with fullgraph.sum_over_ranks or fullgraph.global_mean"
+
+# Where the dimension is among the arguments, and what it is by default, if not second and all.
+_DIM_AT = dict.fromkeys(
+    ("norm", "topk", "roll", "normalize", "vector_norm", "quantile", "nanquantile", "kthvalue",
+     "diff"), 2,
+)  # fmt: skip
+_DEFAULT_DIM = {
+    **dict.fromkeys(("sort", "argsort", "topk", "mode", "kthvalue", "diff"), -1), "normalize": 1
+}  # fmt: skip
+
+
 def _reduces_rows(func: Callable[..., Any], args: Any, kwargs: Any, num_dims: int) -> bool:
     """Whether the call's dimensions include the first, by their usual place in the arguments."""
-    if func is F.instance_norm:
-        return True
     name = getattr(func, "__name__", "")
-    at = {"norm": 2, "topk": 2, "roll": 2}.get(name, 1)
-    default: Any = {"sort": -1, "argsort": -1, "topk": -1}.get(name)
-    dims = args[at] if len(args) > at else kwargs.get("dim", kwargs.get("axis", default))
+    at = _DIM_AT.get(name, 1)
+    default: Any = _DEFAULT_DIM.get(name)
+    named = next((kwargs[k] for k in ("dim", "axis", "dims", "dim0") if k in kwargs), default)
+    dims = args[at] if len(args) > at else named
     if isinstance(dims, Tensor):  # torch.max(a, b) is element by element
         return False
     if dims is None or isinstance(dims, bool):

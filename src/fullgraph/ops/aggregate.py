@@ -119,11 +119,15 @@ def aggregate(
     """
     _check(graph, x, reduce, weight)
     reduce = "sum" if reduce == "add" else reduce
+    if weight is not None and weight.dtype != x.dtype:  # promoted, as in a product of the two
+        x = x.to(torch.promote_types(x.dtype, weight.dtype))
     sources = (x, weight, source_scale, target_scale)
     static = graph.is_static(x) and not (weight is not None and weight.requires_grad)
-    found = graph.kept(("aggregate", reduce), sources) if static else None
+    found = graph.kept_by_all(("aggregate", reduce), sources) if static else None
     if found is not None:
         return found
+    if weight is not None:
+        weight = weight.to(_wide(x.dtype)).contiguous()
     if reduce in ("max", "min"):
         if source_scale is not None or target_scale is not None:
             raise ValueError(f"scales apply to sums only, got reduce={reduce!r}")

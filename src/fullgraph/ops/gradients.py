@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 import torch
@@ -13,7 +14,10 @@ from fullgraph.comm.group import Group
 def sum_gradients(
     parameters: torch.nn.Module | Iterable[Tensor], group: Group | None = None
 ) -> None:
-    """Sum the gradients of all ranks, in one all-reduce a dtype. Call it before `optimizer.step()`.
+    """Sum the gradients of all ranks, in one all-reduce a dtype.
+
+    Call it once before each `optimizer.step()`, after the last `backward()` where gradients are
+    accumulated: what it has summed already, it would sum again.
 
     A gradient that is missing on some ranks counts as zero there; one that is missing on all ranks
     stays missing, as in one process.
@@ -44,6 +48,24 @@ def broadcast_parameters(module: torch.nn.Module, group: Group | None = None) ->
             group.broadcast(same, name)
             with torch.no_grad():
                 tensor.copy_(same)
+
+
+def check_same_parameters(module: torch.nn.Module, group: Group | None = None) -> None:
+    """ValueError on every rank unless all ranks hold the same parameters, to the bit."""
+    group = Group.of(group)
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        flat = parameter.detach().cpu().contiguous().view(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    digests = torch.zeros(group.size, dtype=torch.int64, device=group.device)
+    digests[group.rank] = int.from_bytes(digest.digest()[:6], "big")
+    group.all_reduce(digests, "the check of parameters")
+    different = (digests != digests[0]).nonzero().view(-1).tolist()
+    if different:
+        raise ValueError(
+            f"ranks {different} start with other parameters than rank 0. Call torch.manual_seed "
+            "before the model is made, or fullgraph.broadcast_parameters(model) after"
+        )
 
 
 def _trainable(parameters: torch.nn.Module | Iterable[Tensor]) -> list[Tensor]:

@@ -118,6 +118,8 @@ def cross_entropy(
         weight: [C], weights of the classes, with which the mean is weighted too.
         group: by default the default group of torch.distributed.
     """
+    if y.dim() != 1 or y.is_floating_point():
+        raise ValueError(f"y must be classes of shape [n], got {y.dtype} {tuple(y.shape)}")
     mask = y >= 0 if mask is None else _row_mask(mask, y.shape[0]) & (y >= 0)
     out, y = out[mask], y[mask]
     total = F.cross_entropy(
