@@ -25,7 +25,7 @@ from fullgraph.graph.blocks import Block, Ownership, build_blocks, edge_field, m
 from fullgraph.graph.parts import GraphMeta, Part, Partitioned
 from fullgraph.kernels import group_by
 
-DEFAULT_BLOCK_BYTES = 32 << 20
+DEFAULT_BLOCK_BYTES = 8 << 20
 
 
 @dataclass
