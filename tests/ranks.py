@@ -118,6 +118,7 @@ def _serve(pipe: Connection) -> None:
 def _run(
     fn: Callable[..., Any], rank: int, size: int, store_path: str, limit: float, args: Any
 ) -> tuple[bool, Any]:
+    import torch
     import torch.distributed as dist
 
     from fullgraph.comm.group import Group
@@ -131,6 +132,7 @@ def _run(
             "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=size,
             timeout=timeout,
         )  # fmt: skip
+        torch.manual_seed(0)  # whatever the tests before drew
         group = Group(dist.group.WORLD, timeout, dist.PrefixStore("fullgraph", store))
         return True, fn(group, *args)
     except BaseException as error:

@@ -120,6 +120,22 @@ def test_what_rank_0_cannot_read_is_an_error_on_every_rank() -> None:
         assert "parts=1 cannot be shared by 2 workers" in few
 
 
+def _moved(group: Group) -> None:
+    """The code that moves a graph; there may be no other device than the CPU to move it to."""
+    graph = DistributedGraph.build(named_parts("multigraph", 2, False), group)
+    moved = graph.to("cpu").with_self_loops()
+    model = fullgraph.convert(pyg.GCN(6, 5, 2, 3, norm="batch_norm").double())
+    x = graph.x.clone().requires_grad_()
+    fullgraph.cross_entropy(model(x, moved), moved.y, moved.train_mask, group=group).backward()
+    expected, x.grad = x.grad, None
+    fullgraph.cross_entropy(model(x, graph), graph.y, graph.train_mask, group=group).backward()
+    assert torch.equal(x.grad, expected)
+
+
+def test_a_graph_that_was_moved_is_the_same_graph() -> None:
+    run_ranks(_moved, 2)
+
+
 def _two_triangles(group: Group, schedule: str) -> None:
     """Nothing to exchange at all."""
     edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3]])

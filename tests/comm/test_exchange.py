@@ -102,6 +102,28 @@ def _traffic_of_a_model(group: Group) -> None:
     }
 
 
+def _own_features_travel_once(group: Group) -> None:
+    import torch_geometric.nn as pyg
+
+    import fullgraph
+
+    graph = DistributedGraph.build(partitioned(GRAPHS["multigraph"](), group.size), group)
+    model = fullgraph.convert(pyg.GraphSAGE(6, 8, 2, 3).double())
+    layers = []
+    for _ in range(3):
+        graph.traffic.clear()
+        loss = fullgraph.cross_entropy(
+            model(graph.x, graph), graph.y, graph.train_mask, group=group
+        )
+        loss.backward()
+        layers.append({flow.layer for flow, _, _ in graph.traffic.rows()})
+    assert layers == [{"convs.0", "convs.1"}, {"convs.1"}, {"convs.1"}]
+
+
+def test_the_first_layer_exchanges_its_input_once_and_not_every_step() -> None:
+    run_ranks(_own_features_travel_once, 2)
+
+
 def test_traffic_names_layer_direction_and_peer() -> None:
     run_ranks(_traffic_of_a_model, 3)
 

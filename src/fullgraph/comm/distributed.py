@@ -10,7 +10,7 @@ import hashlib
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -189,7 +189,7 @@ class DistributedGraph:
     def in_degree(self) -> Tensor:
         """int64 [n]: in-edges of each owned row, over the whole graph."""
         with _ordinary_tensors():
-            degree = torch.zeros(self.num_owned, dtype=torch.int64)
+            degree = torch.zeros_like(self.node_id)
             for block in self.edges.blocks:
                 rows = slice(None) if block.rows is None else block.rows.long()
                 degree[rows] += block.offsets.diff()
@@ -246,7 +246,8 @@ class DistributedGraph:
     def _edge_field(self, name: str) -> Tensor | None:
         with _ordinary_tensors():
             parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
-            return edge_field(parts, self.ownership, name)
+            found = edge_field(parts, self.ownership, name)
+            return None if found is None else found.to(self.node_id.device)
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -259,6 +260,29 @@ class DistributedGraph:
         self.__iter__()
 
     # Views -------------------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str) -> DistributedGraph:
+        """The same graph with its edges and rows on another device, where its models then are.
+
+        Edges on anything but a CPU go through the kernels' torch reference.
+        """
+        view = copy.copy(self)
+        view.node_id = self.node_id.to(device)
+        view.x = None if self.x is None else self.x.to(device)
+        view.y = None if self.y is None else self.y.to(device)
+        view.masks = {name: mask.to(device) for name, mask in self.masks.items()}
+        origin = self.edges.origin
+        view.edges = Edges(
+            [block.to(device) for block in self.edges.blocks],
+            None if origin is None else origin.to(device),
+        )
+        view.plan = replace(
+            self.plan, send_rows=tuple(rows.to(device) for rows in self.plan.send_rows)
+        )
+        view._kept, view._looped, view.layer_cache = {}, None, weakref.WeakKeyDictionary()
+        for name in ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr"):
+            view.__dict__.pop(name, None)
+        return view
 
     def with_schedule(self, schedule: str | Schedule) -> DistributedGraph:
         """The same graph under another schedule; edges, rows and the account are shared."""
@@ -293,7 +317,7 @@ class DistributedGraph:
     def _edges_with_self_loops(self) -> Edges | None:
         """The edges with one loop a row, or None where every row has exactly one already."""
         rank, n = self.group.rank, self.num_owned
-        own = self.edges.blocks[rank]
+        own = self.edges.blocks[rank].to("cpu")  # where sorting is
         dst, src = own.edge_rows(), own.cols
         loop = dst == src
         loop_rows = dst[loop]  # ascending, and a row's own loops in their original order
@@ -321,8 +345,10 @@ class DistributedGraph:
             blocks.append(copy.copy(block))
             if block.source_rank > rank:
                 blocks[-1].first_edge += shift
-        blocks[rank], origin[rank] = new, new_origin
-        return Edges(blocks, torch.cat(origin))
+        origin[rank] = new_origin
+        device = self.node_id.device
+        blocks[rank] = new.to(device)
+        return Edges(blocks, torch.cat(origin).to(device))
 
     # Results that do not change from step to step -------------------------------------------------
 

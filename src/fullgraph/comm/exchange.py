@@ -68,17 +68,15 @@ class Exchange:
         self, out: Message | None, into: Message | None, allot: Callable[[Message], Tensor],
         leaving: Tensor | None = None,
     ) -> _Flight:  # fmt: skip
-        """Post the receive first, so that data can arrive while the outgoing rows are made."""
         flight = _Flight(out, into)
-        if into is not None:
-            flight.arriving = allot(into)
-            if flight.arriving.numel():
-                flight.receive = self.group.irecv(flight.arriving, into.peer)
         if out is not None:
             flight.leaving = self.make(out) if leaving is None else leaving
             self.traffic.sent[self._flow(out)] += flight.leaving.nbytes
-            if flight.leaving.numel():
-                flight.send = self.group.isend(flight.leaving, out.peer)
+        if into is not None:
+            flight.arriving = allot(into)
+        flight.receive, flight.send = self.group.post(
+            _move(flight.arriving, into), _move(flight.leaving, out)
+        )
         return flight
 
     def _complete(self, flight: _Flight, replies: deque[_Flight]) -> None:
@@ -119,6 +117,13 @@ class Exchange:
             f"{verb} {message.num_rows} rows {preposition} rank {message.peer} "
             f"in the {self.direction} pass of layer {self.layer!r}"
         )
+
+
+def _move(tensor: Tensor | None, message: Message | None) -> tuple[Tensor, int] | None:
+    """What there is to post; nothing for rows without columns."""
+    if tensor is None or message is None or tensor.numel() == 0:
+        return None
+    return tensor, message.peer
 
 
 @dataclass

@@ -44,8 +44,6 @@ class Group:
         self.size = 1 if process_group is None else dist.get_world_size(process_group)
         self.timeout = timeout
         self._store = store
-        on_gpu = process_group is not None and dist.get_backend(process_group) == "nccl"
-        self.device = torch.device("cuda") if on_gpu else torch.device("cpu")
 
     def __repr__(self) -> str:
         return f"Group(rank={self.rank}, size={self.size})"
@@ -73,6 +71,25 @@ class Group:
             raise self._error(f"{verb} rank {peer}", error) from error
         assert work is not None  # this rank is in its own group
         return work
+
+    def post(
+        self, receive: tuple[Tensor, int] | None, send: tuple[Tensor, int] | None
+    ) -> tuple[dist.Work | None, dist.Work | None]:
+        """Post a receive and a send, each (tensor, peer) or None, as one: NCCL may order the two
+        ends of a pair differently, and block, unless they are."""
+        moves: list[tuple[Any, tuple[Tensor, int]]] = [(dist.irecv, receive)] if receive else []
+        moves += [(dist.isend, send)] if send else []
+        if not moves:
+            return None, None
+        try:
+            works = dist.batch_isend_irecv([
+                dist.P2POp(move, tensor, group=self.process_group, group_peer=peer)
+                for move, (tensor, peer) in moves
+            ])  # fmt: skip
+        except RuntimeError as error:
+            peers = sorted({peer for _, (_, peer) in moves})
+            raise self._error(f"exchange with ranks {peers}", error) from error
+        return (works[0] if receive else None), (works[-1] if send else None)
 
     def wait(self, work: dist.Work, operation: str) -> None:
         """Wait for a posted move; CommError naming `operation` when it fails or takes too long."""
@@ -122,13 +139,15 @@ class Group:
         works = []
         for step in range(1, self.size):
             to, source = (self.rank - step) % self.size, (self.rank + step) % self.size
-            if incoming[source].numel():
-                work = self.irecv(incoming[source], source)
-                works.append((work, f"receiving {operation} from rank {source}"))
-            if outgoing[to].numel():
-                works.append((self.isend(outgoing[to], to), f"sending {operation} to rank {to}"))
+            receive, send = self.post(
+                (incoming[source], source) if incoming[source].numel() else None,
+                (outgoing[to], to) if outgoing[to].numel() else None,
+            )
+            works.append((receive, f"receiving {operation} from rank {source}"))
+            works.append((send, f"sending {operation} to rank {to}"))
         for work, what in works:
-            self.wait(work, what)
+            if work is not None:
+                self.wait(work, what)
 
     # Failures ----------------------------------------------------------------------------------
 
@@ -172,7 +191,7 @@ def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = Non
 
     Args:
         timeout: the longest any single wait may take, in seconds or as a timedelta.
-        backend: of torch.distributed; by default "gloo": graphs are on the CPU.
+        backend: of torch.distributed; by default "gloo", with "nccl" for tensors on a GPU if any.
 
     Raises:
         ValueError: the environment variables of torchrun are incomplete, or the backend is not
@@ -204,8 +223,8 @@ def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = Non
 
 def _choose_backend(backend: str | None) -> str:
     if backend is None:
-        return "gloo"
-    if not dist.is_backend_available(backend):
+        return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if ":" not in backend and not dist.is_backend_available(backend):
         raise ValueError(f"backend {backend!r} is not part of this torch; gloo is on every machine")
     return backend
 

@@ -6,7 +6,7 @@ Letters: D destination rows that occur, S source rows that occur, E edges, W ran
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -117,15 +117,26 @@ class Block:
     def t_index(self) -> Tensor:
         """int64 [E]: for each edge by source, its position by destination. Built when asked for."""
         if self._t_index is None:
-            self._t_index = group_by(self.cols, self.num_sources)[1]
+            order = group_by(self.cols.cpu(), self.num_sources)[1]
+            self._t_index = order.to(self.cols.device)
         return self._t_index
 
     def edge_rows(self) -> Tensor:
         """int32 [E]: the destination's owned row of each edge, by destination."""
         rows = self.rows
         if rows is None:
-            rows = torch.arange(self.offsets.numel() - 1, dtype=torch.int32)
+            num_rows = self.offsets.numel() - 1
+            rows = torch.arange(num_rows, dtype=torch.int32, device=self.offsets.device)
         return torch.repeat_interleave(rows, self.offsets.diff())
+
+    def to(self, device: torch.device | str) -> Block:
+        """The same block on another device."""
+        return replace(
+            self, rows=None if self.rows is None else self.rows.to(device),
+            offsets=self.offsets.to(device), cols=self.cols.to(device),
+            t_offsets=self.t_offsets.to(device), t_cols=self.t_cols.to(device),
+            _t_index=None, _chunks={},
+        )  # fmt: skip
 
     @property
     def whole(self) -> Chunk:
@@ -141,7 +152,8 @@ class Block:
 
     def _split(self, max_rows: int) -> list[Chunk]:
         num_rows = self.offsets.numel() - 1
-        position = torch.repeat_interleave(torch.arange(num_rows), self.offsets.diff())
+        rows = torch.arange(num_rows, device=self.offsets.device)
+        position = torch.repeat_interleave(rows, self.offsets.diff())
         chunks, begin = [], self.offsets[:-1]
         for first in range(0, self.num_sources, max_rows):
             last = min(first + max_rows, self.num_sources)

@@ -51,7 +51,9 @@ class Normalized:
         """
         weight = self.weight
         if weight is None:
-            weight = torch.ones(self.graph.num_local_edges, dtype=dtype)
+            weight = torch.ones(
+                self.graph.num_local_edges, dtype=dtype, device=self.graph.node_id.device
+            )
         return replace(self, weight=drop_edges(weight, self.graph, p))
 
 

@@ -30,7 +30,7 @@ def sum_gradients(
     if group.size == 1:
         return
     for params in _by_dtype(_trainable(parameters)):
-        present = torch.tensor([float(p.grad is not None) for p in params], dtype=params[0].dtype)
+        present = params[0].new_tensor([float(p.grad is not None) for p in params])
         pieces = [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in params]
         flat = group.all_reduce(torch.cat([*pieces, present]), "gradients")
         sums, present = flat.split([flat.numel() - len(params), len(params)])
@@ -57,7 +57,7 @@ def check_same_parameters(module: torch.nn.Module, group: Group | None = None) -
     for parameter in module.parameters():
         flat = parameter.detach().cpu().contiguous().view(-1)
         digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    digests = torch.zeros(group.size, dtype=torch.int64, device=group.device)
+    digests = torch.zeros(group.size, dtype=torch.int64)
     digests[group.rank] = int.from_bytes(digest.digest()[:6], "big")
     group.all_reduce(digests, "the check of parameters")
     different = (digests != digests[0]).nonzero().view(-1).tolist()

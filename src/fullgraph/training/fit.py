@@ -162,7 +162,7 @@ class _Run:
         epoch.evaluation_seconds = time.perf_counter() - start
         # Exact up to 2**53 bytes. A row a rank, of which the others are zero.
         group = self.graph.group
-        account = torch.zeros(group.size, 2, dtype=torch.float64, device=group.device)
+        account = torch.zeros(group.size, 2, dtype=torch.float64)
         account[group.rank, 0] = self.memory.bytes()
         account[group.rank, 1] = epoch.own_bytes_sent
         rows = group.all_reduce(account, "the account of memory and bytes").tolist()
