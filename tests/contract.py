@@ -95,7 +95,8 @@ def compare(
     what: str, ours: dict[str, Tensor | None], expected: dict[str, Tensor | None],
     graph: DistributedGraph,
 ) -> None:  # fmt: skip
-    where = {"out": graph.node_id, "x.grad": graph.node_id, "edge_weight.grad": graph.edge_id}
+    where = dict.fromkeys(("out", "x.grad", "evaluation"), graph.node_id)
+    where["edge_weight.grad"] = graph.edge_id
     # The bias before a batch norm has a gradient of 0: terms as large as its neighbours' cancel.
     grads = [v for n, v in expected.items() if n.endswith(".grad") and v is not None]
     largest = max(float(g.abs().max()) for g in grads if g.numel())
@@ -122,7 +123,9 @@ def run_reference(model: torch.nn.Module, data: Any, case: Case) -> dict[str, Te
     loss.backward()
     if weight is not None and weight.grad is not None and case.replaces_loops:
         weight.grad[~last_of_loops(data.edge_index)] = 0
-    return _results(model, out, loss, x, weight)
+    results = _results(model, out, loss, x, weight)
+    results["evaluation"] = evaluate(model, x, data.edge_index, weight)
+    return results
 
 
 def run_ours(
@@ -140,12 +143,17 @@ def run_ours(
     loss.backward()
     fullgraph.sum_gradients(model, graph.group)
     results = _results(model, out, loss, x, weight)
+    results["evaluation"] = evaluate(model, x, graph, weight)
+    return results
+
+
+def evaluate(model: torch.nn.Module, x: Tensor, graph: Any, weight: Tensor | None) -> Tensor:
+    """The output in evaluation mode, without gradients; the model is as before afterwards."""
     training = model.training
     with torch.no_grad():
-        model.eval()
-        model(x, graph, **({"edge_weight": weight} if weighted else {}))
+        out = model.eval()(x, graph, **({} if weight is None else {"edge_weight": weight}))
     model.train(training)
-    return results
+    return out
 
 
 def _results(
