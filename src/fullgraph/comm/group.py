@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -218,7 +219,16 @@ def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = Non
         raise CommError(f"{backend} could not connect the ranks: {error}") from error
     group = Group(dist.group.WORLD, timeout, dist.PrefixStore("fullgraph", store))
     _report_uncaught(group)
+    atexit.register(_leave_group, group)
     return group
+
+
+def _leave_group(group: Group) -> None:
+    """Join the process group's threads before Python shuts down: one that is still letting go of a
+    tensor then would abort the process."""
+    group.process_group = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _choose_backend(backend: str | None) -> str:

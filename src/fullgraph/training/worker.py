@@ -45,6 +45,7 @@ def main() -> None:
         _leave(1)
     if dist.is_initialized():
         dist.destroy_process_group()
+    _leave(0)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -55,7 +56,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End at once: the threads of the process group would wait for ranks that are gone."""
+    """End at once: the threads of the process group would wait for ranks that are gone, and one
+    that is still letting go of a tensor while Python shuts down aborts the process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
