@@ -60,6 +60,7 @@ def fit(
     check_graph(graph.meta, options)
     convert(model, seed=options.seed)
     broadcast_parameters(model, graph.group)
+    vars(model)["parameters_checked"] = True  # as they have just been made the same
     run = _Run(model, graph, options, forward)
     result = run.result
     try:
