@@ -1,9 +1,12 @@
-"""Putting things of the same key together, stably."""
+"""The kernels' stable counting sort, for the NumPy arrays of partitioning."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from fullgraph import kernels
 
 
 def group_by(
@@ -11,8 +14,6 @@ def group_by(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """offsets [num_groups + 1] and order [K]: the positions of key g are
     ``order[offsets[g] : offsets[g + 1]]``, ascending. keys: [K], values in 0 .. num_groups - 1."""
-    offsets = np.zeros(num_groups + 1, dtype=np.int64)
-    np.cumsum(np.bincount(keys, minlength=num_groups), out=offsets[1:])
-    # NumPy's stable sort of 16-bit integers is a counting sort.
-    small = keys.astype(np.uint16) if num_groups <= 1 << 16 else keys
-    return offsets, np.argsort(small, kind="stable")
+    wide = keys if keys.dtype in (np.int32, np.int64) else keys.astype(np.int64)
+    offsets, order = kernels.group_by(torch.from_numpy(wide), num_groups)
+    return offsets.numpy(), order.numpy()
