@@ -173,6 +173,12 @@ class DistributedGraph:
         return self.node_id.numel()
 
     @property
+    def num_sources(self) -> int:
+        """Rows of this rank that edges start from: the owned rows, too, but for a relation between
+        two types of nodes."""
+        return self.edges.blocks[self.group.rank].num_sources
+
+    @property
     def num_classes(self) -> int:
         return self.meta.num_classes
 

@@ -1,6 +1,7 @@
 """Aggregation of neighbours: sum, mean, max and min over the in-edges of every owned row.
 
-Letters: n owned rows, E edges on this rank, F columns.
+Letters: n owned rows, m owned rows that edges start from (n, but for relations between two types of
+nodes), E edges on this rank, F columns.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class _Sum(torch.autograd.Function):
     """Z = diag(t) A diag(s) X, A having the edge weights w (1 without).
 
     ========  =======  =====================================================
-    x         [n, F]   float32, float64 or bfloat16
+    x         [m, F]   float32, float64 or bfloat16
     w         [E]      optional, differentiable
-    s, t      [n]      optional, constants
+    s, t      [m], [n] optional, constants
     z         [n, F]   dtype of x; bfloat16 is summed in float32
     ========  =======  =====================================================
 
@@ -43,7 +44,8 @@ class _Sum(torch.autograd.Function):
         halo = None
         if ctx.needs_input_grad[1] and not graph.schedule.remat:
             halo = new_halo(graph, x)
-        out = torch.empty(x.shape, dtype=_wide(x.dtype), device=x.device)
+        shape = (graph.num_owned, x.shape[1])
+        out = torch.empty(shape, dtype=_wide(x.dtype), device=x.device)
         own = graph.edges.blocks[graph.group.rank]
 
         def use(block: Block, chunk: Chunk, rows: Tensor) -> None:
@@ -67,7 +69,7 @@ class _Sum(torch.autograd.Function):
         x, halo, weight, source_scale, target_scale = ctx.saved_tensors
         graph: DistributedGraph = ctx.graph
         grad = _scaled(grad.to(_wide(grad.dtype)), target_scale).contiguous()
-        dx = torch.zeros_like(grad)
+        dx = grad.new_zeros(graph.num_sources, grad.shape[1])
         dw = None if x is None else torch.zeros_like(weight)
 
         def fill(block: Block, chunk: Chunk, rows: Tensor) -> None:
@@ -106,11 +108,11 @@ def aggregate(
     does it: a result of exactly 0 counts as one more that ties (PyG's reduction starts from 0).
 
     Args:
-        x: [n, F] floating point: the owned rows.
+        x: [m, F] floating point: the owned rows.
         reduce: "sum" (or "add"), "mean", "max" or "min". The mean divides by the number of edges,
             whatever their weights.
         weight: [E], multiplies the messages; differentiable.
-        source_scale, target_scale: [n], constants that multiply the rows before and the result
+        source_scale, target_scale: [m] and [n], constants that multiply the rows before and the result
             after a sum.
         layer: the name under which `graph.traffic` counts the exchange.
 
@@ -143,9 +145,9 @@ def aggregate(
 def _check(graph: DistributedGraph, x: Tensor, reduce: str, weight: Tensor | None) -> None:
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
-    if x.dim() != 2 or x.shape[0] != graph.num_owned or not x.is_floating_point():
+    if x.dim() != 2 or x.shape[0] != graph.num_sources or not x.is_floating_point():
         raise ValueError(
-            f"x must be floating point of shape [{graph.num_owned}, F], a row for each owned node, "
+            f"x must be floating point of shape [{graph.num_sources}, F], a row for each owned node, "
             f"got {x.dtype} {tuple(x.shape)}"
         )
     if weight is not None and weight.shape != (graph.num_local_edges,):

@@ -1,6 +1,6 @@
 """Maximum and minimum over in-edges, merged across blocks, with the gradient shared among ties.
 
-Letters: n owned rows, E edges on this rank, F columns.
+Letters: n owned rows, m owned rows that edges start from, E edges on this rank, F columns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Extremum(torch.autograd.Function):
     """z[i] = max (or min) over edges e into i of w[e] x[src(e)]; 0 for a row without in-edges.
 
     ========  =======  ==================================================
-    x         [n, F]   float32, float64 or bfloat16
+    x         [m, F]   float32, float64 or bfloat16
     w         [E]      optional, differentiable
     z         [n, F]   dtype of x; found in float32 for bfloat16
     ========  =======  ==================================================
@@ -43,8 +43,9 @@ class _Extremum(torch.autograd.Function):
             halo = new_halo(graph, x)
         dtype = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
         worst = float("-inf") if largest else float("inf")
-        out = torch.full(x.shape, worst, dtype=dtype, device=x.device)
-        count = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
+        shape = (graph.num_owned, x.shape[1])
+        out = torch.full(shape, worst, dtype=dtype, device=x.device)
+        count = torch.zeros(shape, dtype=torch.int32, device=x.device)
 
         def use(block: Block, chunk: Chunk, rows: Tensor) -> None:
             kernels.extremum(
@@ -65,7 +66,7 @@ class _Extremum(torch.autograd.Function):
         x, halo, weight, out, count = ctx.saved_tensors
         graph: DistributedGraph = ctx.graph
         share = (grad.to(out.dtype) / (count + (out == 0))).contiguous()
-        dx = torch.zeros_like(out)
+        dx = out.new_zeros(x.shape)
         dw = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
 
         def use(block: Block, chunk: Chunk, source: Tensor, rows: Tensor) -> None:
