@@ -88,9 +88,10 @@ _REDUCTIONS = {
 
 # Whatever their arguments.
 _MIXTURES = {
-    F.instance_norm, F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.lstm,
-    torch.gru, torch.rnn_tanh, torch.rnn_relu,
+    F.instance_norm, F.scaled_dot_product_attention, F.multi_head_attention_forward,
 }  # fmt: skip
+
+_RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
 def drop_edges(weight: Tensor, graph: DistributedGraph, p: float) -> Tensor:
@@ -105,6 +106,15 @@ def is_running() -> bool:
     if has_torch_function_unary(None):
         return bool(handle_torch_function(is_running, ()))
     return False
+
+
+def running_graph() -> DistributedGraph | None:
+    """The graph of the forward pass that is under way, or None outside of one: for modules whose
+    `forward` is given rows and nothing else, as norms are."""
+    if has_torch_function_unary(None):
+        found: DistributedGraph | None = handle_torch_function(running_graph, ())
+        return found
+    return None
 
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -156,6 +166,8 @@ class RowFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is is_running:
             return True
+        if func is running_graph:
+            return self.graph
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
         if func is torch.dropout:
@@ -226,6 +238,12 @@ class RowFunctions(TorchFunctionMode):
                     f"{name} inside a converted model is a loss of this rank's rows alone; use "
                     "fullgraph.cross_entropy or fullgraph.global_mean(values, mask)"
                 )
+        elif func in _RECURRENT:
+            if not _is_along_each_row(args):
+                raise NotImplementedError(
+                    f"{name} takes the nodes of one rank for a sequence; it runs along the second "
+                    "dimension of rows [n, L, F] where batch_first=True, without dropout"
+                )
         elif func in _MIXTURES or _reduces_rows(func, args, kwargs, x.dim()):
             raise NotImplementedError(
                 f"{name} over the node dimension sees only this rank's {x.shape[0]} of "
@@ -242,7 +260,7 @@ class RowFunctions(TorchFunctionMode):
         )
 
 
-_REFUSABLE = _OTHER_DROPOUTS | _LOSSES | _REDUCTIONS | _MIXTURES
+_REFUSABLE = _OTHER_DROPOUTS | _LOSSES | _REDUCTIONS | _MIXTURES | _RECURRENT
 _ADVICE = "reduce with fullgraph.sum_over_ranks or fullgraph.global_mean"
 
 # Where the dimension is among the arguments, and what it is by default, if not second and all.
@@ -253,6 +271,17 @@ _DIM_AT = dict.fromkeys(
 _DEFAULT_DIM = {
     **dict.fromkeys(("sort", "argsort", "topk", "mode", "kthvalue", "diff"), -1), "normalize": 1
 }  # fmt: skip
+
+
+def _is_along_each_row(args: Any) -> bool:
+    """Whether a recurrent network's call has a sequence of its own for every row, and draws no
+    dropout: (input, hx, params, has_biases, layers, dropout, train, bidirectional, batch_first)."""
+    return (
+        len(args) == 9
+        and isinstance(args[3], bool)  # packed sequences have their parameters here
+        and args[8] is True
+        and not (args[5] > 0 and args[6])
+    )
 
 
 def _reduces_rows(func: Callable[..., Any], args: Any, kwargs: Any, num_dims: int) -> bool:
