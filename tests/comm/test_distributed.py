@@ -68,6 +68,31 @@ def test_self_loops_are_added_as_pyg_adds_them(size: int) -> None:
     run_ranks(_loops, size)
 
 
+def _types(group: Group) -> list[list[int]]:
+    data = named("multigraph").clone()
+    data.edge_type = torch.arange(344) * 7 % 5
+    graph = fullgraph.load(data, group=group, parts=4)
+    assert torch.equal(graph.edge_type, data.edge_type[graph.edge_id])
+    assert graph.num_relations == 5
+    looped = graph.with_self_loops()
+    for view in (looped, looped.with_schedule("oneshot"), graph.to("cpu").with_self_loops()):
+        with pytest.raises(ValueError, match="the self-loops added have no type"):
+            _ = view.edge_type
+    assert torch.equal(graph.to("cpu").edge_type, graph.edge_type)
+    return sorted(zip(graph.edge_id.tolist(), graph.edge_type.tolist()))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_edges_keep_their_types(size: int) -> None:
+    owned = run_ranks(_types, size)
+    assert sorted(e for edges in owned for e in edges) == [(e, e * 7 % 5) for e in range(344)]
+
+
+def test_a_graph_without_edge_types_has_none() -> None:
+    graph = fullgraph.load(named("multigraph"), group=Group())
+    assert (graph.edge_type, graph.num_relations) == (None, 0)
+
+
 def test_a_missing_mask_is_named() -> None:
     data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, x=torch.ones(2, 1))
     graph = fullgraph.load(data, group=Group())

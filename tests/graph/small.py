@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,12 @@ def random_graph(num_nodes: int, num_edges: int, seed: int = 0) -> WholeGraph:
     """Directed, with the multi-edges and self-loops that chance gives."""
     generator = torch.Generator().manual_seed(seed)
     return graph(torch.randint(num_nodes, (2, num_edges), generator=generator), num_nodes)
+
+
+def with_types(graph: WholeGraph, num_relations: int = 4) -> WholeGraph:
+    """The same graph, edge e of type 7 e mod num_relations."""
+    types = torch.arange(graph.num_edges) * 7 % num_relations
+    return replace(graph, edge_type=types, num_relations=num_relations)
 
 
 def star(num_nodes: int) -> WholeGraph:

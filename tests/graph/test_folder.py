@@ -17,7 +17,7 @@ from fullgraph.graph.partition import PartitionedInMemory, partition
 from fullgraph.graph.parts import Part
 from fullgraph.graph.whole import WholeGraph
 from tests.data import shared_data
-from tests.graph.small import graph, random_graph, star
+from tests.graph.small import graph, random_graph, star, with_types
 
 
 def assert_same(found: Part, wanted: Part) -> None:
@@ -47,6 +47,7 @@ GRAPHS: dict[str, Callable[[], WholeGraph]] = {
     ),
     "bfloat16": lambda: replace(graph([(0, 1)], 9), x=torch.randn(9, 3).bfloat16()),
     "float64": lambda: replace(graph([(0, 1)], 9), x=torch.randn(9, 3, dtype=torch.float64)),
+    "typed edges": lambda: with_types(random_graph(60, 900)),
     "no features": lambda: replace(graph([(0, 1)], 9), x=torch.zeros(9, 0)),
 }
 
@@ -84,6 +85,13 @@ def test_a_folder_can_be_copied_from_a_folder_and_moved(path: Path) -> None:
     assert_same(moved.part(2), part)
     with pytest.raises(GraphFolderError, match=r"part-00002.safetensors is missing"):
         opened.part(2)
+
+
+def test_only_typed_graphs_need_a_fullgraph_that_knows_them(path: Path) -> None:
+    assert json.loads((path / "graph.json").read_text())["version"] == 1
+    save(partition(with_types(star(9)), 2), path, overwrite=True)
+    assert json.loads((path / "graph.json").read_text())["version"] == 2
+    assert PartitionedFolder.open(path).meta.num_relations == 4
 
 
 def test_files_are_readable_by_whom_the_folder_is(path: Path) -> None:

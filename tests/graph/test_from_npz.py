@@ -53,9 +53,16 @@ def test_each_published_split_can_be_chosen() -> None:
         read(shared_data("tolokers"), split=10)
 
 
-def test_typed_graphs_are_refused_clearly() -> None:
-    with pytest.raises(ValueError, match=r"aifb.npz: has edge_type.*come in a later version"):
-        read(shared_data("aifb"))
+def test_the_types_of_edges_are_read(tmp_path: Path) -> None:
+    whole = read(shared_data("aifb"))
+    assert whole.edge_type is not None
+    with np.load(shared_data("aifb"), allow_pickle=False) as raw:
+        assert np.array_equal(whole.edge_type.numpy(), raw["edge_type"])
+        assert whole.num_relations == int(raw["num_relations"])
+    assert (whole.num_nodes, whole.num_edges, whole.x) == (8285, 58_086, None)
+    assert whole.edge_type.dtype == torch.int64
+    assert read(write(tmp_path, edge_type=np.array([4, 2]))).num_relations == 5
+    assert read(write(tmp_path, edge_type=np.array([4, 2]), num_relations=9)).num_relations == 9
 
 
 def test_every_optional_array_is_read(tmp_path: Path) -> None:
@@ -101,7 +108,8 @@ def test_sparse_features_become_dense(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"edge_type": np.zeros(2)}, "edge_type: graphs with typed"),
+        ({"node_type": np.zeros(4)}, "node_type: a graph with typed nodes is given as a PyG Het"),
+        ({"edge_type": np.zeros(2), "num_relations": 1.5}, "num_relations must be one integer"),
         ({"train_msk": np.zeros(4, dtype=bool)}, r"unknown arrays \['train_msk'\]"),
         ({"num_nodes": 4.0}, "num_nodes must be one integer, got float64"),
         ({"num_nodes": np.array([4, 4])}, r"num_nodes must be one integer, got int64 \[2\]"),

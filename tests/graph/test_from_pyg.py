@@ -43,6 +43,18 @@ def test_several_labels_a_node_stay_columns() -> None:
     assert (whole.num_classes, whole.y.tolist()) == (3, y.tolist())
 
 
+def test_the_types_of_edges_are_read_and_counted() -> None:
+    types = torch.tensor([[3], [1]], dtype=torch.int32)
+    whole = read(Data(edge_index=EDGES, num_nodes=3, edge_type=types))
+    assert whole.edge_type is not None
+    assert whole.edge_type.tolist() == [3, 1]
+    assert (whole.edge_type.dtype, whole.num_relations) == (torch.int64, 4)
+    assert torch.equal(whole.to_pyg().edge_type, whole.edge_type)
+    data = Data(edge_index=EDGES, num_nodes=3, edge_type=types, num_relations=7)
+    assert read(data).num_relations == 7
+    assert read(Data(edge_index=EDGES, num_nodes=3)).num_relations == 0
+
+
 def test_the_count_of_nodes_is_honoured_or_asked_for() -> None:
     assert read(Data(edge_index=EDGES, num_nodes=5)).num_nodes == 5
     assert read(Data(edge_index=EDGES, x=torch.zeros(7, 1))).num_nodes == 7
@@ -55,8 +67,8 @@ def test_the_count_of_nodes_is_honoured_or_asked_for() -> None:
     [
         (HeteroData(), "HeteroData: graphs with typed nodes or edges come in a later version"),
         (
-            Data(edge_index=EDGES, num_nodes=3, edge_type=torch.zeros(2)),
-            "edge_type: graphs with typed",
+            Data(edge_index=EDGES, num_nodes=3, node_type=torch.zeros(3)),
+            "node_type: a graph with typed nodes is given as a HeteroData",
         ),
         (Data(x=torch.zeros(3, 1)), "no edge_index"),
         (Data(x=torch.zeros(3, 1), adj_t=torch.eye(3)), "adj_t .*ToSparseTensor"),

@@ -9,7 +9,7 @@ import torch
 from fullgraph.graph.partition import PartitionedInMemory, partition
 from fullgraph.graph.parts import Field, labelled
 from fullgraph.graph.whole import WholeGraph
-from tests.graph.small import graph, random_graph
+from tests.graph.small import graph, random_graph, with_types
 
 
 def test_fields_list_what_exists_with_dtype_and_shape() -> None:
@@ -26,6 +26,9 @@ def test_fields_list_what_exists_with_dtype_and_shape() -> None:
     assert meta.field("y") == Field("y", "int64", ())
     assert meta.field("mask.test") is None
     assert meta.fields[0].torch_dtype == torch.float32
+    typed = partition(with_types(random_graph(10, 30)), 2).meta
+    assert typed.fields == (*meta.fields, Field("edge_type", "int64", ()))
+    assert (meta.num_relations, typed.num_relations) == (0, 4)
 
 
 def test_a_bare_graph_has_no_fields() -> None:
@@ -40,6 +43,8 @@ CHANGES: list[Callable[[WholeGraph, torch.Tensor], object]] = [
     lambda whole, part: whole.masks["val"][1].logical_not_(),
     lambda whole, part: whole.edge_weight[7].add_(1),  # type: ignore[index]
     lambda whole, part: whole.edge_attr[7, 1].add_(1),  # type: ignore[index]
+    lambda whole, part: whole.edge_type[7].add_(1).remainder_(4),  # type: ignore[index]
+    lambda whole, part: setattr(whole, "num_relations", 5),
     lambda whole, part: part[4].add_(1).remainder_(3),
 ]
 
@@ -49,7 +54,7 @@ def test_the_fingerprint_sees_every_change(
     change: Callable[[WholeGraph, torch.Tensor], object],
 ) -> None:
     def make(changed: bool, name: str = "a") -> str:
-        whole, part = random_graph(20, 60), torch.arange(20) % 3
+        whole, part = with_types(random_graph(20, 60)), torch.arange(20) % 3
         whole.name = name
         if changed:
             change(whole, part)

@@ -11,13 +11,13 @@ from fullgraph.graph import validate as module
 from fullgraph.graph.sources import read
 from fullgraph.graph.validate import validate
 from fullgraph.graph.whole import WholeGraph
-from tests.graph.small import graph
+from tests.graph.small import graph, with_types
 
 NAN, INF = float("nan"), float("inf")
 
 
 def good() -> WholeGraph:
-    return graph([(0, 1), (1, 2), (2, 3), (3, 3)], num_nodes=5)
+    return with_types(graph([(0, 1), (1, 2), (2, 3), (3, 3)], num_nodes=5))
 
 
 def put(key: str, place: Any, value: float) -> Callable[[WholeGraph], None]:
@@ -51,6 +51,11 @@ FAULTS = [
     (put("edge_weight", 2, NAN), r"edge_weight\[2\] is nan"),
     (swap("edge_weight", torch.zeros(3)), r"edge_weight must have shape \[4\], got \[3\]"),
     (put("edge_attr", (1, 1), -INF), r"edge_attr\[1, 1\] is -inf"),
+    (put("edge_type", 2, -1), r"edge_type\[2\] is -1: types start at 0"),
+    (put("edge_type", 3, 4), r"edge_type\[3\] is 4: not below num_relations = 4"),
+    (swap("edge_type", torch.zeros(4)), "edge_type must hold integers, got torch.float32"),
+    (swap("edge_type", torch.arange(3)), r"edge_type must have shape \[4\], got \[3\]"),
+    (swap("edge_type", None), "num_relations is 4, but there is no edge_type"),
     (put("y", 4, 3), r"y\[4\] is 3: not below num_classes = 3"),
     (put("y", 1, -2), r"y\[1\] is -2: classes start at 0, and -1 means unknown"),
     (swap("y", torch.zeros(5)), r"y of shape \[N\] must hold integer classes, got torch.float32"),

@@ -5,14 +5,14 @@ import torch
 
 from fullgraph.graph.sources import read
 from fullgraph.graph.whole import WholeGraph, canonical, count_classes
-from tests.graph.small import graph
+from tests.graph.small import graph, with_types
 
 
 def test_to_pyg_and_back_is_the_same_graph() -> None:
-    whole = graph([(0, 1), (0, 1), (2, 2)], num_nodes=5)
+    whole = with_types(graph([(0, 1), (0, 1), (2, 2)], num_nodes=5), num_relations=9)
     back = read(whole.to_pyg())
-    assert back.num_nodes == 5
-    for key in ("edge_index", "x", "y", "edge_weight", "edge_attr"):
+    assert (back.num_nodes, back.num_relations) == (5, 9)
+    for key in ("edge_index", "x", "y", "edge_weight", "edge_attr", "edge_type"):
         assert torch.equal(getattr(back, key), getattr(whole, key)), key
         assert getattr(back, key).dtype == getattr(whole, key).dtype, key
     assert {key: mask.tolist() for key, mask in back.masks.items()} == {

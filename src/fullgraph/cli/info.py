@@ -55,9 +55,11 @@ def _graph_tables(folder: Path, verify: bool) -> list[Table]:
 
 def _graph_facts(meta: GraphMeta, verified: bool) -> dict[str, Any]:
     arrays = [f"{f.name} {f.dtype} {['E' if f.of_edges else 'N', *f.shape]}" for f in meta.fields]
+    typed = {"relations": meta.num_relations} if meta.field("edge_type") else {}
     return {
         "nodes": f"{meta.num_nodes:,}",
         "edges": f"{meta.num_edges:,}",
+        **typed,
         "features": meta.num_features,
         "classes": meta.num_classes,
         "placement": meta.placement,

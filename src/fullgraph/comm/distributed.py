@@ -26,6 +26,7 @@ from fullgraph.graph.parts import GraphMeta, Part, Partitioned
 from fullgraph.kernels import group_by
 
 DEFAULT_BLOCK_BYTES = 8 << 20
+_PER_EDGE = ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type")
 
 
 @dataclass
@@ -187,6 +188,11 @@ class DistributedGraph:
         return self.meta.num_features
 
     @property
+    def num_relations(self) -> int:
+        """Types that edges have; 0 where they have none."""
+        return self.meta.num_relations
+
+    @property
     def num_local_edges(self) -> int:
         """Edges on this rank: the in-edges of the owned rows."""
         return self.edges.num_edges
@@ -249,6 +255,16 @@ class DistributedGraph:
         """[E, D] or None, in the order of `edge_id`."""
         return self._edge_field("edge_attr")
 
+    @cached_property
+    def edge_type(self) -> Tensor | None:
+        """int64 [E] in 0 .. num_relations - 1, or None, in the order of `edge_id`.
+
+        Raises ValueError for a graph with self-loops added, which have no type.
+        """
+        if self._looped is self or self.edges.origin is not None:
+            raise ValueError("edges have no edge_type here: the self-loops added have no type")
+        return self._edge_field("edge_type")
+
     def _edge_field(self, name: str) -> Tensor | None:
         with _ordinary_tensors():
             parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
@@ -286,7 +302,7 @@ class DistributedGraph:
             self.plan, send_rows=tuple(rows.to(device) for rows in self.plan.send_rows)
         )
         view._kept, view._looped, view.layer_cache = {}, None, weakref.WeakKeyDictionary()
-        for name in ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr"):
+        for name in _PER_EDGE:
             view.__dict__.pop(name, None)
         return view
 
@@ -308,7 +324,7 @@ class DistributedGraph:
             view._kept, view._looped = {}, view
             if edges is not None:
                 view.edges = edges
-                for name in ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr"):
+                for name in _PER_EDGE:
                     view.__dict__.pop(name, None)
             self._looped = view
         return self._looped

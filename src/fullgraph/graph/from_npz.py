@@ -10,6 +10,8 @@
 | num_classes | scalar | optional; otherwise the largest class + 1 |
 | train_mask, val_mask, test_mask | [N] or [N, splits] bool | optional |
 | edge_weight, edge_attr | [E]; [E, D] | optional |
+| edge_type | [E] integer | optional: the relation of each edge, from 0 |
+| num_relations | scalar | optional; otherwise the largest edge_type + 1 |
 
 Letters: N nodes, E edges, F features, C classes, D edge columns.
 """
@@ -26,23 +28,23 @@ from scipy import sparse
 from torch import Tensor
 
 from fullgraph.graph.splits import choose_split
-from fullgraph.graph.whole import SPLITS, WholeGraph, count_classes
+from fullgraph.graph.whole import SPLITS, WholeGraph, count_classes, count_relations
 
 Arrays = dict[str, NDArray]
 SPARSE_X = ("x_indptr", "x_indices", "x_data", "x_shape")
 KNOWN = {
     *("edge_index", "num_nodes", "x", "y", "num_classes", "edge_weight", "edge_attr"),
+    *("edge_type", "num_relations"),
     *SPARSE_X,
     *(f"{key}_mask" for key in SPLITS),
 }
-TYPED = ("edge_type", "num_relations", "node_type")
 
 
 def read_npz(path: Path, split: int = 0) -> WholeGraph:
     """The graph in a file, dtypes as stored; nothing in it is unpickled.
 
     Raises ValueError naming the file for one that is no npz, lacks arrays or has unknown ones, and
-    for typed graphs (several relations), which are not supported yet.
+    for one with typed nodes, which come as a PyG HeteroData only.
     """
     try:
         arrays = _load(path)
@@ -58,11 +60,10 @@ def _load(path: Path) -> Arrays:
         file.seek(0)
         archive = np.load(file, allow_pickle=False)
         names = archive.files
-        typed = [name for name in TYPED if name in names]
-        if typed:
+        if "node_type" in names:
             raise ValueError(
-                f"has {' and '.join(typed)}: graphs with typed nodes or edges come in a later "
-                "version; leave the types out to train on all edges alike"
+                "has node_type: a graph with typed nodes is given as a PyG HeteroData; leave "
+                "node_type out to treat all nodes alike"
             )
         unknown = sorted(set(names) - KNOWN)
         if unknown:
@@ -75,9 +76,15 @@ def _build(name: str, arrays: Arrays, split: int) -> WholeGraph:
     if missing:
         raise ValueError(f"the array {' and '.join(missing)} is missing")
     num_nodes = _whole_number("num_nodes", arrays["num_nodes"])
-    y = _tensor("y", arrays)
+    y, edge_type = _tensor("y", arrays), _tensor("edge_type", arrays)
     named = "num_classes" in arrays
     classes = _whole_number("num_classes", arrays["num_classes"]) if named else count_classes(y)
+    counted = "num_relations" not in arrays
+    relations = (
+        count_relations(edge_type)
+        if counted
+        else _whole_number("num_relations", arrays["num_relations"])
+    )
     masks = {}
     for key in SPLITS:
         mask = _tensor(f"{key}_mask", arrays)
@@ -93,6 +100,8 @@ def _build(name: str, arrays: Arrays, split: int) -> WholeGraph:
         edge_weight=_tensor("edge_weight", arrays),
         edge_attr=_tensor("edge_attr", arrays),
         num_classes=classes,
+        edge_type=edge_type,
+        num_relations=relations,
     )
 
 

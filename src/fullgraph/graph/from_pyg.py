@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from fullgraph.graph.splits import choose_split
-from fullgraph.graph.whole import SPLITS, WholeGraph, count_classes
+from fullgraph.graph.whole import SPLITS, WholeGraph, count_classes, count_relations
 
 # Dataset classes that take a name, and the names by which a graph may be asked for alone.
 SHORT_NAMES = {
@@ -27,9 +27,10 @@ TYPED = "graphs with typed nodes or edges come in a later version"
 
 
 def from_data(data: Any, split: int = 0, name: str = "graph") -> WholeGraph:
-    """The graph in a PyG ``Data``: edge_index, x, y, masks, edge_weight, edge_attr, num_nodes.
+    """The graph in a PyG ``Data``: edge_index, x, y, masks, edge_weight, edge_attr, edge_type,
+    num_nodes; ``num_relations`` where it is set, otherwise the largest edge type + 1.
 
-    Raises ValueError for a HeteroData or an ``edge_type``, and when the number of nodes can only be
+    Raises ValueError for a HeteroData or a ``node_type``, and when the number of nodes can only be
     guessed from the edges.
     """
     from torch_geometric.data import Data, HeteroData
@@ -38,9 +39,11 @@ def from_data(data: Any, split: int = 0, name: str = "graph") -> WholeGraph:
         raise ValueError(f"this is a HeteroData: {TYPED}; HeteroData.to_homogeneous() gives a Data")
     if not isinstance(data, Data):
         raise ValueError(f"expected a PyG Data, got {type(data).__name__}")
-    for key in ("edge_type", "node_type"):
-        if data.get(key) is not None:
-            raise ValueError(f"this Data has {key}: {TYPED}; `del data.{key}` ignores the types")
+    if data.get("node_type") is not None:
+        raise ValueError(
+            "this Data has node_type: a graph with typed nodes is given as a HeteroData "
+            "(Data.to_heterogeneous() makes one); `del data.node_type` treats all nodes alike"
+        )
     if data.get("edge_index") is None:
         hint = "; it has adj_t (drop the ToSparseTensor transform)" if "adj_t" in data else ""
         raise ValueError(f"this Data has no edge_index{hint}")
@@ -50,7 +53,8 @@ def from_data(data: Any, split: int = 0, name: str = "graph") -> WholeGraph:
         if data.get(f"{key}_mask") is not None
     }
     weight, attr = data.get("edge_weight"), data.get("edge_attr")
-    y = _labels(data.get("y"))
+    y, edge_type = _labels(data.get("y")), _squeeze(data.get("edge_type"))
+    relations = data.get("num_relations") or count_relations(edge_type)
     return WholeGraph(
         name=name,
         edge_index=data.edge_index,
@@ -61,6 +65,8 @@ def from_data(data: Any, split: int = 0, name: str = "graph") -> WholeGraph:
         edge_weight=_squeeze(weight),
         edge_attr=attr.view(-1, 1) if attr is not None and attr.dim() == 1 else attr,
         num_classes=count_classes(y),
+        edge_type=edge_type,
+        num_relations=int(relations),
     )
 
 

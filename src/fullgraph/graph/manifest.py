@@ -2,7 +2,8 @@
 
 Keys: format, version, name, num_nodes, num_edges, num_features, num_classes, num_parts, placement,
 fingerprint, fields (name, dtype, shape), parts (file, nodes, edges, labelled, bytes, sha256), and
-checksum: sha256 of all the others, so that a changed number is noticed.
+checksum: sha256 of all the others, so that a changed number is noticed. Version 2 adds
+num_relations.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fullgraph.graph.parts import EDGE_FIELDS, MASK, NODE_FIELDS, Field, GraphMe
 from fullgraph.graph.whole import SPLITS
 
 FORMAT = "fullgraph-partitioned"
-VERSION = 1
+VERSION = 2  # that of graphs with types; others are written as version 1, which it includes
 FILE = "graph.json"
 PLACEMENTS = ("destination",)
 FIELD_NAMES = (*NODE_FIELDS, *EDGE_FIELDS, *(MASK + key for key in SPLITS))
@@ -59,8 +60,12 @@ def expected_arrays(meta: GraphMeta, k: int) -> Iterator[tuple[str, str, tuple[i
 
 
 def write_manifest(path: Path, meta: GraphMeta, files: list[PartFile]) -> None:
-    content: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": meta.name}
+    typed = meta.field("edge_type") is not None
+    version = VERSION if typed else 1  # so that an older fullgraph reads what it can
+    content: dict[str, Any] = {"format": FORMAT, "version": version, "name": meta.name}
     content |= {key: getattr(meta, key) for key in COUNTS}
+    if typed:
+        content["num_relations"] = meta.num_relations
     content |= {"placement": meta.placement, "fingerprint": meta.fingerprint}
     content["fields"] = [asdict(field) for field in meta.fields]
     content["parts"] = [asdict(file) for file in files]
@@ -135,6 +140,7 @@ def _build(content: dict[str, Any]) -> tuple[GraphMeta, tuple[PartFile, ...]]:
         fields=fields,
         fingerprint=_text(content, "fingerprint"),
         placement=content["placement"],
+        num_relations=_count(content, "num_relations") if content["version"] > 1 else 0,
     )
     return meta, files
 

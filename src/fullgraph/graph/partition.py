@@ -82,6 +82,7 @@ class PartitionedInMemory:
             part_labelled=tuple(per_part.tolist()),
             fields=fields_of(graph),
             fingerprint=fingerprint(graph, self.assignment, self.num_parts),
+            num_relations=graph.num_relations,
         )
 
     @cached_property
@@ -116,6 +117,7 @@ class PartitionedInMemory:
             edge_id=edges,
             edge_weight=of_edges.get("edge_weight"),
             edge_attr=of_edges.get("edge_attr"),
+            edge_type=of_edges.get("edge_type"),
         )
 
     def _sorted_edges(self, k: int) -> tuple[Ints, Ints]:

@@ -18,13 +18,14 @@ from fullgraph.graph.whole import SPLITS, WholeGraph
 
 MASK = "mask."  # masks are listed as mask.train, mask.val, mask.test
 NODE_FIELDS = ("x", "y")
-EDGE_FIELDS = ("edge_weight", "edge_attr")
+EDGE_FIELDS = ("edge_weight", "edge_attr", "edge_type")
 
 
 @dataclass(frozen=True)
 class Field:
     """One data array that every part has: its name, dtype ("float32") and shape after the first
-    dimension. Names are x, y, mask.train, mask.val, mask.test, edge_weight and edge_attr."""
+    dimension. Names are x, y, mask.train, mask.val, mask.test, edge_weight, edge_attr and
+    edge_type."""
 
     name: str
     dtype: str
@@ -63,6 +64,7 @@ class GraphMeta:
     fields: tuple[Field, ...]
     fingerprint: str
     placement: str = "destination"
+    num_relations: int = 0
 
     def field(self, name: str) -> Field | None:
         """The field of this name, or None when the graph does not have it."""
@@ -84,7 +86,7 @@ class Part:
     ``source_offsets[q] .. source_offsets[q + 1] - 1``.
     ``src``: [E_k] int32, row within the source's part. ``dst``: [E_k] int32, row within this part.
     ``edge_id``: [E_k] int64, the edge's position in the original graph.
-    ``edge_weight`` [E_k], ``edge_attr`` [E_k, D]: by edge.
+    ``edge_weight`` [E_k], ``edge_attr`` [E_k, D], ``edge_type`` [E_k]: by edge.
     Edges are sorted by (source part, dst, src, edge_id).
     """
 
@@ -99,6 +101,7 @@ class Part:
     edge_id: Tensor
     edge_weight: Tensor | None = None
     edge_attr: Tensor | None = None
+    edge_type: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -161,7 +164,9 @@ def fingerprint(graph: WholeGraph, part: Tensor, num_parts: int) -> str:
     """sha256 in hex over every array of the graph and the part [N] of each node."""
     digest = hashlib.sha256()
     arrays = [("edge_index", graph.edge_index), *node_arrays(graph), *edge_arrays(graph)]
-    header = (graph.num_nodes, graph.num_classes, num_parts)
+    header: tuple[int, ...] = (graph.num_nodes, graph.num_classes, num_parts)
+    if graph.edge_type is not None:
+        header = (*header, graph.num_relations)
     digest.update(repr(header).encode())
     for name, values in [*arrays, ("part", part)]:
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())

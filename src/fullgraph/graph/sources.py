@@ -16,7 +16,7 @@ from fullgraph.graph.from_pyg import from_data, read_pyg
 from fullgraph.graph.planted import generate, parse_planted
 from fullgraph.graph.splits import random_split
 from fullgraph.graph.validate import validate
-from fullgraph.graph.whole import WholeGraph, canonical, count_classes
+from fullgraph.graph.whole import WholeGraph, canonical, count_classes, count_relations
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -72,7 +72,8 @@ def _known(y: Tensor) -> Tensor:
 def _dispatch(source: Source, split: int, root: Path) -> WholeGraph:
     if isinstance(source, WholeGraph):
         classes = source.num_classes or count_classes(source.y)
-        return replace(source, num_classes=classes)
+        relations = source.num_relations or count_relations(source.edge_type)
+        return replace(source, num_classes=classes, num_relations=relations)
     if not isinstance(source, (str, PathLike)):
         if type(source).__module__.startswith("torch_geometric."):
             return from_data(source, split)

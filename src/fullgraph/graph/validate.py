@@ -28,6 +28,7 @@ def validate(graph: WholeGraph, allow_nonfinite: bool = False) -> None:
     _check_floats("x", graph.x, (graph.num_nodes, None), allow_nonfinite)
     _check_floats("edge_weight", graph.edge_weight, (graph.num_edges,), allow_nonfinite)
     _check_floats("edge_attr", graph.edge_attr, (graph.num_edges, None), allow_nonfinite)
+    _check_types(graph)
     _check_labels(graph)
     _check_masks(graph)
 
@@ -117,6 +118,25 @@ def _check_floats(
             raise ValueError(
                 f"{_where(name, values, at)}: not a finite number (allow_nonfinite=True permits it)"
             )
+
+
+def _check_types(graph: WholeGraph) -> None:
+    types, relations = graph.edge_type, graph.num_relations
+    if types is None:
+        if relations:
+            raise ValueError(f"num_relations is {relations}, but there is no edge_type")
+        return
+    _check_shape("edge_type", types, (graph.num_edges,))
+    if types.dtype not in INTEGERS:
+        raise ValueError(f"edge_type must hold integers, got {types.dtype}{_first(types)}")
+    if types.numel() == 0:
+        return
+    if int(types.min()) < 0:
+        at = _find(types, lambda part: part < 0)
+        raise ValueError(f"{_where('edge_type', types, at)}: types start at 0")
+    if int(types.max()) >= relations:
+        at = _find(types, lambda part: part >= relations)
+        raise ValueError(f"{_where('edge_type', types, at)}: not below num_relations = {relations}")
 
 
 def _check_labels(graph: WholeGraph) -> None:

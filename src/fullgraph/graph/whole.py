@@ -31,7 +31,9 @@ class WholeGraph:
     multi-label graphs; or None.
     ``masks``: bool [N] each, disjoint, under some of "train", "val", "test"; empty means no split.
     ``edge_weight``: [E] floating, or None. ``edge_attr``: [E, D] floating, or None.
-    ``num_classes``: C; 0 when there are no labels. `read` counts the classes where it is 0.
+    ``edge_type``: [E] int64 in 0 .. num_relations - 1, or None when all edges are alike.
+    ``num_classes``: C; 0 when there are no labels. ``num_relations``: 0 when edges have no types.
+    `read` counts the classes and the relations where they are 0.
     """
 
     name: str
@@ -43,6 +45,8 @@ class WholeGraph:
     edge_weight: Tensor | None = None
     edge_attr: Tensor | None = None
     num_classes: int = 0
+    edge_type: Tensor | None = None
+    num_relations: int = 0
 
     @property
     def num_edges(self) -> int:
@@ -57,9 +61,11 @@ class WholeGraph:
         from torch_geometric.data import Data
 
         data = Data(edge_index=self.edge_index.long(), num_nodes=self.num_nodes)
-        for key in ("x", "y", "edge_weight", "edge_attr"):
+        for key in ("x", "y", "edge_weight", "edge_attr", "edge_type"):
             if getattr(self, key) is not None:
                 data[key] = getattr(self, key)
+        if self.edge_type is not None:
+            data.num_relations = self.num_relations
         for key, mask in self.masks.items():
             data[f"{key}_mask"] = mask
         return data
@@ -74,10 +80,17 @@ def count_classes(y: Tensor | None) -> int:
     return max(int(y.max()) + 1, 0)
 
 
+def count_relations(edge_type: Tensor | None) -> int:
+    """Largest edge type + 1; 0 without types."""
+    if edge_type is None or edge_type.numel() == 0 or edge_type.is_floating_point():
+        return 0
+    return max(int(edge_type.max()) + 1, 0)
+
+
 def canonical(graph: WholeGraph) -> WholeGraph:
     """A validated graph with the dtypes that `WholeGraph` promises; shares what already fits."""
     ids = torch.int32 if graph.num_nodes < 2**31 else torch.int64
-    y = graph.y
+    y, types = graph.y, graph.edge_type
     if y is not None:
         y = y.to(torch.int64) if y.dim() == 1 else _floating(y)
     return replace(
@@ -88,6 +101,7 @@ def canonical(graph: WholeGraph) -> WholeGraph:
         masks={key: graph.masks[key].contiguous() for key in SPLITS if key in graph.masks},
         edge_weight=_floating(graph.edge_weight),
         edge_attr=_floating(graph.edge_attr),
+        edge_type=None if types is None else types.to(torch.int64).contiguous(),
     )
 
 
