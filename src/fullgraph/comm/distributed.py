@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from fullgraph.graph.blocks import Block, Ownership, build_blocks, edge_field, m
 from fullgraph.graph.parts import GraphMeta, Part, Partitioned
 from fullgraph.kernels import group_by
 
+if TYPE_CHECKING:
+    from fullgraph.comm.seeds import SeedGraphs
+
 DEFAULT_BLOCK_BYTES = 8 << 20
 _PER_EDGE = ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type")
 
@@ -33,13 +36,15 @@ _PER_EDGE = ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", 
 class Edges:
     """The edges placed on this rank.
 
-    ``blocks[q]`` has sources owned by rank q. ``origin``: int64 [E], for a graph with self-loops
-    added, the position each edge has in the graph without them, n_base + row for an added loop
-    (n_base: edges there); None for the graph as it was read.
+    ``blocks[q]`` has sources owned by rank q. ``origin``: int64 [E], for a graph made from another,
+    its base, the position of each edge there; for a self-loop that was added, the edges of the
+    base plus the row; None where edges are those of the base, or there is none. ``adds_loops``:
+    whether a self-loop may be among them, on some rank, that the base does not have.
     """
 
     blocks: list[Block]
     origin: Tensor | None = None
+    adds_loops: bool = False
 
     @property
     def num_edges(self) -> int:
@@ -104,6 +109,10 @@ class DistributedGraph:
         node_id: int64 [n], original ids of the owned rows.
         x: [n, F] or None; y: [n] or [n, C] or None; masks: bool [n] by name.
         traffic: bytes moved so far, by layer, direction and peer.
+        base: the graph that this one was made from by `with_self_loops` or `for_seeds`, or None.
+        source_rows, target_rows: int64 [m] and [n], in a layer of `for_seeds`: the owned row of
+            the whole graph that each source row is, and the source row that each target is. None
+            in a graph whose sources and targets are the owned rows, all of them.
     """
 
     group: Group
@@ -124,6 +133,9 @@ class DistributedGraph:
         default_factory=weakref.WeakKeyDictionary, repr=False
     )
     _looped: DistributedGraph | None = field(default=None, repr=False)
+    base: DistributedGraph | None = field(default=None, repr=False)
+    source_rows: Tensor | None = None
+    target_rows: Tensor | None = None
 
     @staticmethod
     def build(
@@ -170,13 +182,13 @@ class DistributedGraph:
 
     @property
     def num_owned(self) -> int:
-        """Rows that this rank owns."""
+        """Rows that this rank owns; in a layer of `for_seeds`, those of them that it computes."""
         return self.node_id.numel()
 
     @property
     def num_sources(self) -> int:
         """Rows of this rank that edges start from: the owned rows, too, but for a relation between
-        two types of nodes."""
+        two types of nodes and for a layer of `for_seeds`."""
         return self.edges.blocks[self.group.rank].num_sources
 
     @property
@@ -238,21 +250,28 @@ class DistributedGraph:
     def edge_id(self) -> Tensor:
         """int64 [E]: the original position of each edge. A self-loop that was added to node v has
         the id (edges of the whole graph) + v."""
-        base = self._edge_field("edge_id")
-        assert base is not None  # every part has it
-        if self.edges.origin is None:
-            return base
-        with _ordinary_tensors():
-            return torch.cat([base, self.meta.num_edges + self.node_id])[self.edges.origin]
+        if self.base is not None:
+            with _ordinary_tensors():
+                ids, origin = self.base.edge_id.to(self.node_id.device), self.edges.origin
+                if self.edges.adds_loops:
+                    ids = torch.cat([ids, self.meta.num_edges + self.node_id])
+                return ids if origin is None else ids[origin]
+        ids_as_read = self._edge_field("edge_id")
+        assert ids_as_read is not None  # every part has it
+        return ids_as_read
 
     @cached_property
     def edge_weight(self) -> Tensor | None:
-        """[E] or None, in the order of `edge_id`."""
+        """[E] or None, in the order of `edge_id`.
+
+        Raises ValueError for a graph with self-loops added, which have none; see
+        `extend_to_self_loops`.
+        """
         return self._edge_field("edge_weight")
 
     @cached_property
     def edge_attr(self) -> Tensor | None:
-        """[E, D] or None, in the order of `edge_id`."""
+        """[E, D] or None, in the order of `edge_id`; raises as `edge_weight` does."""
         return self._edge_field("edge_attr")
 
     @cached_property
@@ -261,15 +280,38 @@ class DistributedGraph:
 
         Raises ValueError for a graph with self-loops added, which have no type.
         """
-        if self._looped is self or self.edges.origin is not None:
+        if self.edges.adds_loops:
             raise ValueError("edges have no edge_type here: the self-loops added have no type")
         return self._edge_field("edge_type")
 
     def _edge_field(self, name: str) -> Tensor | None:
+        if self.base is not None:
+            values = getattr(self.base, name)
+            if values is None:
+                return None
+            with _ordinary_tensors():
+                return self.from_base_edges(values)
         with _ordinary_tensors():
             parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
             found = edge_field(parts, self.ownership, name)
             return None if found is None else found.to(self.node_id.device)
+
+    def from_base_edges(self, values: Tensor) -> Tensor:
+        """Values [E, ...] of the edges of this graph, from those of the edges of `base`.
+
+        Differentiable. Raises ValueError for a graph with self-loops added, which `base` does not
+        have (see `extend_to_self_loops`), and for one that was not made from another.
+        """
+        if self.base is None or self.edges.adds_loops:
+            what = "were not made from others" if self.base is None else "have self-loops added"
+            raise ValueError(f"the edges of this graph {what}: give it values of its own")
+        if values.shape[:1] != (self.base.num_local_edges,):
+            raise ValueError(
+                f"values must have one entry for each of the {self.base.num_local_edges} edges of "
+                f"the base on this rank, got shape {tuple(values.shape)}"
+            )
+        values = values.to(self.node_id.device)
+        return values if self.edges.origin is None else values[self.edges.origin]
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -297,7 +339,11 @@ class DistributedGraph:
         view.edges = Edges(
             [block.to(device) for block in self.edges.blocks],
             None if origin is None else origin.to(device),
+            self.edges.adds_loops,
         )
+        for name in ("source_rows", "target_rows"):
+            rows = getattr(self, name)
+            setattr(view, name, None if rows is None else rows.to(device))
         view.plan = replace(
             self.plan, send_rows=tuple(rows.to(device) for rows in self.plan.send_rows)
         )
@@ -321,18 +367,17 @@ class DistributedGraph:
                 edges = self._edges_with_self_loops()
             # A view of its own on every rank, so that all ranks keep the same things.
             view = copy.copy(self)
-            view._kept, view._looped = {}, view
-            if edges is not None:
-                view.edges = edges
-                for name in _PER_EDGE:
-                    view.__dict__.pop(name, None)
+            view._kept, view._looped, view.base = {}, view, self
+            view.edges = edges or Edges(self.edges.blocks, None, adds_loops=True)
+            for name in _PER_EDGE:
+                view.__dict__.pop(name, None)
             self._looped = view
         return self._looped
 
     def extend_to_self_loops(self, weight: Tensor, fill: float) -> Tensor:
         """Edge weights [E] of this graph for `with_self_loops`: `fill` for every added loop."""
         origin = self.with_self_loops().edges.origin
-        if origin is None:
+        if origin is None or self._looped is self:  # nothing was added
             return weight
         return torch.cat([weight, weight.new_full((self.num_owned,), fill)])[origin]
 
@@ -340,22 +385,25 @@ class DistributedGraph:
         """The edges with one loop a row, or None where every row has exactly one already."""
         rank, n = self.group.rank, self.num_owned
         own = self.edges.blocks[rank].to("cpu")  # where sorting is
+        rows = torch.arange(n, dtype=torch.int32)
+        as_source = rows if self.target_rows is None else self.target_rows.cpu().int()
         dst, src = own.edge_rows(), own.cols
-        loop = dst == src
+        loop = as_source[dst.long()] == src
         loop_rows = dst[loop]  # ascending, and a row's own loops in their original order
-        if torch.equal(loop_rows, torch.arange(n, dtype=torch.int32)):
+        if torch.equal(loop_rows, rows):
             return None
         position = torch.arange(own.first_edge, own.first_edge + own.num_edges)
         remaining = torch.arange(self.num_local_edges, self.num_local_edges + n)
         is_last = torch.ones_like(loop_rows, dtype=torch.bool)
         is_last[:-1] = loop_rows[1:] != loop_rows[:-1]
         remaining[loop_rows[is_last].long()] = position[loop][is_last]
-        rows = torch.arange(n, dtype=torch.int32)
-        dst, src = torch.cat([dst[~loop], rows]), torch.cat([src[~loop], rows])
+        dst, src = torch.cat([dst[~loop], rows]), torch.cat([src[~loop], as_source])
         position = torch.cat([position[~loop], remaining])
-        by_src = group_by(src, n)[1]
+        by_src = group_by(src, own.num_sources)[1]
         order = by_src[group_by(dst[by_src], n)[1]]
-        new = make_block(rank, dst[order], src[order], n, n, own.first_edge, compact_rows=False)
+        new = make_block(
+            rank, dst[order], src[order], n, own.num_sources, own.first_edge, compact_rows=False
+        )
         return self._replace_own_block(new, position[order])
 
     def _replace_own_block(self, new: Block, new_origin: Tensor) -> Edges:
@@ -370,7 +418,26 @@ class DistributedGraph:
         origin[rank] = new_origin
         device = self.node_id.device
         blocks[rank] = new.to(device)
-        return Edges(blocks, torch.cat(origin).to(device))
+        return Edges(blocks, torch.cat(origin).to(device), adds_loops=True)
+
+    def for_seeds(self, mask: Tensor, num_layers: int) -> SeedGraphs:
+        """Only what some rows need: a graph for each of `num_layers` layers, the outermost first.
+
+        Layer by layer they give the seeds exactly what this graph gives them, and the loss of the
+        seeds the same gradients. Worth it where the seeds are few: rows that cannot influence them
+        are neither computed nor exchanged. Every rank of the group calls it.
+
+        Args:
+            mask: bool [n], the owned rows to compute; a rank may have none.
+
+        Raises:
+            ValueError: on every rank: no rank has a seed, a mask of another shape, `num_layers`
+                below 1 or not the same everywhere, or a graph that is a layer or a relation.
+        """
+        from fullgraph.comm.seeds import seed_graphs
+
+        with _ordinary_tensors():
+            return seed_graphs(self, mask, num_layers)
 
     # Results that do not change from step to step -------------------------------------------------
 
@@ -422,6 +489,11 @@ class DistributedGraph:
 
         rows: [n, ...] of this rank, in the order of `node_id`.
         """
+        if self.target_rows is not None:
+            raise ValueError(
+                "a layer of for_seeds computes some rows only: gather on the graph that it came "
+                "from, with the other rows filled in"
+            )
         if rows.shape[0] != self.num_owned:
             raise ValueError(
                 f"rows must have one row for each of the {self.num_owned} owned nodes, "

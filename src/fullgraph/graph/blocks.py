@@ -187,6 +187,31 @@ def _offsets(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
+def edges_into(block: Block, new_rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The edges of a block into some of the owned rows, without a look at the others.
+
+    new_rows: int32 [n], what each owned row is to be called, -1 for those to leave out; ascending
+    where it is not -1.
+
+    Returns int64, ascending positions of the edges in the block, and int32, their destinations.
+    """
+    called = new_rows if block.rows is None else new_rows[block.rows.long()]
+    kept = (called >= 0).nonzero().view(-1)
+    first = block.offsets[kept]
+    lengths = block.offsets[kept + 1] - first
+    shift = first - (lengths.cumsum(0) - lengths)
+    edges = torch.repeat_interleave(shift, lengths)
+    edges += torch.arange(edges.numel(), device=edges.device)
+    return edges, torch.repeat_interleave(called[kept], lengths)
+
+
+def renumbering(rows: Tensor, num_rows: int) -> Tensor:
+    """int32 [num_rows]: the position of each row in `rows` (distinct), -1 for those not there."""
+    position = torch.full((num_rows,), -1, dtype=torch.int32, device=rows.device)
+    position[rows.long()] = torch.arange(rows.numel(), dtype=torch.int32, device=rows.device)
+    return position
+
+
 def block_edges(
     parts: Sequence[Part], ownership: Ownership, source_rank: int
 ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Part, slice]]]:
