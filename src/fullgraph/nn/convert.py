@@ -12,6 +12,8 @@ from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.nn.layers import LAYERS, check_layer
+from fullgraph.nn.norms import NORMS
+from fullgraph.nn.propagation import LABEL_MODELS, check_propagation
 from fullgraph.nn.rows import RowFunctions, is_running
 from fullgraph.ops.gradients import check_same_parameters
 
@@ -69,12 +71,16 @@ def convert(model: Model, seed: int = 0) -> Model:
         return model
     modules = list(model.named_modules())
     for path, module in _outermost(modules):
-        _check(path or "(the model)", module)
+        _check(path or "(the model)", module, alone=module is model)
     for path, module in modules:
         if type(module) in LAYERS:
             module.__class__ = LAYERS[type(module)]
             module.__dict__.pop("propagate", None)  # PyG sometimes binds its own to the instance
             module.fullgraph_layer = path or type(module).__name__
+        elif type(module) in _OTHERS:
+            module.__class__ = _OTHERS[type(module)]
+            if isinstance(module, MessagePassing):
+                module.fullgraph_layer = path or type(module).__name__
     kind = type(model)
     model.__class__ = type(kind.__name__, (Converted, kind), {"__module__": kind.__module__})
     converted: Any = model
@@ -93,6 +99,7 @@ def _outermost(
         for kind, name in (
             (MessagePassing, "aggr_module"),
             (pyg.JumpingKnowledge, "lstm"),  # along the layers of one node
+            (pyg.HeteroBatchNorm, "mean_var"),
         )
         if isinstance(module, kind)
     }
@@ -101,11 +108,14 @@ def _outermost(
             yield path, module
 
 
-# Modules of PyG, besides the layers in LAYERS, that treat every row by itself (or, like batch
+# Swapped for their counterparts as the layers in LAYERS are.
+_OTHERS = {**NORMS, **LABEL_MODELS}
+
+# Modules of PyG, besides those that are swapped, that treat every row by itself (or, like batch
 # norm, through functions that `RowFunctions` looks after).
 _ROW_WISE = (
-    pyg.Linear, pyg.MLP, pyg.BatchNorm, pyg.JumpingKnowledge, pyg.models.basic_gnn.BasicGNN,
-    pyg.Sequential, pyg.models.jumping_knowledge.JumpingKnowledge,
+    pyg.Linear, pyg.MLP, pyg.JumpingKnowledge, pyg.HeteroJumpingKnowledge, pyg.DeepGCNLayer,
+    pyg.MessageNorm, pyg.DiffGroupNorm, pyg.models.basic_gnn.BasicGNN, pyg.Sequential,
 )  # fmt: skip
 
 
@@ -115,30 +125,54 @@ _MIXTURES = (
 )  # fmt: skip
 
 
-def _check(path: str, module: torch.nn.Module) -> None:
+def _check(path: str, module: torch.nn.Module, alone: bool) -> None:
     reason = None
-    if isinstance(module, MessagePassing):
+    if isinstance(module, tuple(_OTHERS)):
+        reason = _check_other(module, alone)
+    elif isinstance(module, MessagePassing):
         reason = check_layer(module)
-    elif isinstance(module, pyg.LayerNorm):
-        if module.mode != "node":
-            reason = "mode='graph' normalises over all nodes; mode='node' is supported"
-    elif isinstance(module, pyg.BatchNorm) and module.allow_single_element:
-        reason = "allow_single_element decides by the rank's number of rows"
     elif isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
-        reason = "it normalises over the nodes of one rank; use BatchNorm"
+        reason = "it normalises over the nodes of one rank; use torch_geometric.nn.InstanceNorm"
     elif isinstance(module, _MIXTURES):
         reason = "it may combine the nodes of one rank, taking them for a sequence"
+    elif isinstance(module, pyg.DeepGCNLayer) and module.ckpt_grad:
+        reason = (
+            "ckpt_grad=True calls its layer again in the backward pass; with ckpt_grad=False, the "
+            "schedule 'sequential' keeps nothing remote for the backward pass as it is"
+        )
     elif _of_pyg(module) and not isinstance(module, _ROW_WISE):
         reason = "it may combine nodes in a way that is not supported yet"
     if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
         reason = "its size is not known yet (in_channels=-1); give the size, or run it once on PyG"
     if reason is not None:
-        supported = ", ".join(sorted(kind.__name__ for kind in LAYERS))
+        supported = ", ".join(sorted(kind.__name__ for kind in [*LAYERS, *_OTHERS]))
         raise UnsupportedLayerError(
             f"layer {path!r} ({type(module).__name__}) cannot run on a distributed graph: "
             f"{reason}. Supported layers: {supported}; torch modules that treat rows one by one; "
-            "BatchNorm, LayerNorm(mode='node'), Dropout, MLP, JumpingKnowledge"
+            "torch's BatchNorm1d, LayerNorm and Dropout; MLP, JumpingKnowledge, DeepGCNLayer, "
+            "MessageNorm, DiffGroupNorm"
         )
+
+
+def _check_other(module: Any, alone: bool) -> str | None:
+    """Why this norm or model of labels, or what inherits from one, cannot run, or None."""
+    if type(module) in NORMS and alone:
+        return "by itself it is given no graph; convert the model that it belongs to"
+    if isinstance(module, pyg.LabelPropagation) and (reason := check_propagation(module)):
+        return reason
+    if type(module) in _OTHERS or isinstance(module, tuple(_OTHERS.values())):
+        return None
+    if isinstance(module, (pyg.MaskLabel, pyg.HeteroLayerNorm)):
+        return None
+    if isinstance(module, pyg.BatchNorm) and not module.allow_single_element:
+        return None
+    if isinstance(module, pyg.LayerNorm) and module.mode == "node":
+        return None
+    kind = next(kind for kind in _OTHERS if isinstance(module, kind))
+    return (
+        f"it inherits from {kind.__name__}, whose counterpart takes the place of that very class; "
+        f"use {kind.__name__} itself, or write the class anew with fullgraph.sum_over_ranks"
+    )
 
 
 def _of_pyg(module: torch.nn.Module) -> bool:
