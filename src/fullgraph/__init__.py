@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fullgraph.comm.schedule import sequential as sequential
     from fullgraph.nn.convert import UnsupportedLayerError as UnsupportedLayerError
     from fullgraph.nn.convert import convert as convert
+    from fullgraph.nn.sign import sign as sign
     from fullgraph.ops.aggregate import aggregate as aggregate
     from fullgraph.ops.gradients import broadcast_parameters as broadcast_parameters
     from fullgraph.ops.gradients import sum_gradients as sum_gradients
@@ -41,6 +42,7 @@ _HOME = {
     "comm.load": "LoadError load",
     "comm.schedule": "Schedule oneshot sequential",
     "nn.convert": "UnsupportedLayerError convert",
+    "nn.sign": "sign",
     "ops.aggregate": "aggregate",
     "ops.gradients": "broadcast_parameters sum_gradients",
     "ops.reduce": "cross_entropy global_mean replicated sum_over_ranks",
