@@ -65,7 +65,7 @@ def test_the_count_of_nodes_is_honoured_or_asked_for() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (HeteroData(), "HeteroData: graphs with typed nodes or edges come in a later version"),
+        (HeteroData(), "there are no node types: a graph needs at least one"),
         (
             Data(edge_index=EDGES, num_nodes=3, node_type=torch.zeros(3)),
             "node_type: a graph with typed nodes is given as a HeteroData",

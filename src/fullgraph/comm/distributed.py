@@ -88,7 +88,7 @@ class _Kept:
 
 
 @contextmanager
-def _ordinary_tensors() -> Iterator[None]:
+def ordinary_tensors() -> Iterator[None]:
     """For what outlives a step: not inference tensors, whatever mode the caller is in."""
     with torch.inference_mode(False), torch.no_grad():
         yield
@@ -113,6 +113,9 @@ class DistributedGraph:
         source_rows, target_rows: int64 [m] and [n], in a layer of `for_seeds`: the owned row of
             the whole graph that each source row is, and the source row that each target is. None
             in a graph whose sources and targets are the owned rows, all of them.
+        source_ownership: who owns the rows that edges start from, in a relation between two types
+            of nodes, otherwise None. There x are features of the sources, all else is of the
+            targets; see `DistributedHeteroGraph`.
     """
 
     group: Group
@@ -136,6 +139,7 @@ class DistributedGraph:
     base: DistributedGraph | None = field(default=None, repr=False)
     source_rows: Tensor | None = None
     target_rows: Tensor | None = None
+    source_ownership: Ownership | None = field(default=None, repr=False)
 
     @staticmethod
     def build(
@@ -146,13 +150,19 @@ class DistributedGraph:
     ) -> DistributedGraph:
         """This rank's share of a partitioned graph; every rank of the group calls it.
 
-        Raises ValueError when there are more ranks than parts.
+        Raises ValueError when there are more ranks than parts, and for a graph with several types
+        of nodes, whose share is a `DistributedHeteroGraph`.
         """
         if max_block_bytes < 1:
             raise ValueError(f"max_block_bytes must be positive, got {max_block_bytes}")
         meta = partitioned.meta
+        if meta.node_types:
+            raise ValueError(
+                f"graph {meta.name!r} has types of nodes: give it to fullgraph.load or to "
+                "DistributedHeteroGraph.build"
+            )
         chosen = sequential() if schedule is None else Schedule.parse(schedule)
-        _check_agreement(group, f"{meta.fingerprint} {chosen} {max_block_bytes}")
+        check_agreement(group, f"{meta.fingerprint} {chosen} {max_block_bytes}")
         ownership = Ownership.balance(meta, group.size)
         parts = _own_parts(partitioned, ownership, group.rank)
         blocks, needed = build_blocks(parts, ownership, group.rank)
@@ -165,8 +175,8 @@ class DistributedGraph:
             plan=ExchangePlan.build(group, needed),
             edges=Edges(blocks),
             node_id=torch.cat([part.node_id for part in parts]),
-            x=_join([part.x for part in parts]),
-            y=_join([part.y for part in parts]),
+            x=join([part.x for part in parts]),
+            y=join([part.y for part in parts]),
             masks={
                 name: torch.cat([part.masks[name] for part in parts]) for name in parts[0].masks
             },
@@ -191,6 +201,14 @@ class DistributedGraph:
         two types of nodes and for a layer of `for_seeds`."""
         return self.edges.blocks[self.group.rank].num_sources
 
+    def require_one_type(self, what: str) -> None:
+        """Raise ValueError in a relation between two types of nodes, where `what` is undefined."""
+        if self.source_ownership is not None:
+            raise ValueError(
+                f"{what} needs edges between nodes of one type, but {self.meta.name!r} is a "
+                "relation between two types"
+            )
+
     @property
     def num_classes(self) -> int:
         return self.meta.num_classes
@@ -212,7 +230,7 @@ class DistributedGraph:
     @cached_property
     def in_degree(self) -> Tensor:
         """int64 [n]: in-edges of each owned row, over the whole graph."""
-        with _ordinary_tensors():
+        with ordinary_tensors():
             degree = torch.zeros_like(self.node_id)
             for block in self.edges.blocks:
                 rows = slice(None) if block.rows is None else block.rows.long()
@@ -222,7 +240,7 @@ class DistributedGraph:
     @cached_property
     def edge_target(self) -> Tensor:
         """int32 [E]: the owned row that each edge points to."""
-        with _ordinary_tensors():
+        with ordinary_tensors():
             return torch.cat([block.edge_rows() for block in self.edges.blocks])
 
     # Data --------------------------------------------------------------------------------------
@@ -251,7 +269,7 @@ class DistributedGraph:
         """int64 [E]: the original position of each edge. A self-loop that was added to node v has
         the id (edges of the whole graph) + v."""
         if self.base is not None:
-            with _ordinary_tensors():
+            with ordinary_tensors():
                 ids, origin = self.base.edge_id.to(self.node_id.device), self.edges.origin
                 if self.edges.adds_loops:
                     ids = torch.cat([ids, self.meta.num_edges + self.node_id])
@@ -289,11 +307,11 @@ class DistributedGraph:
             values = getattr(self.base, name)
             if values is None:
                 return None
-            with _ordinary_tensors():
+            with ordinary_tensors():
                 return self.from_base_edges(values)
-        with _ordinary_tensors():
+        with ordinary_tensors():
             parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
-            found = edge_field(parts, self.ownership, name)
+            found = edge_field(parts, self.ownership, name, self.source_ownership)
             return None if found is None else found.to(self.node_id.device)
 
     def from_base_edges(self, values: Tensor) -> Tensor:
@@ -361,9 +379,13 @@ class DistributedGraph:
 
     def with_self_loops(self) -> DistributedGraph:
         """The same graph with exactly one self-loop a node, as PyG's `add_remaining_self_loops`:
-        of a node's own loops the last one stays, a node without any gets one."""
+        of a node's own loops the last one stays, a node without any gets one.
+
+        Raises ValueError for a relation between two types of nodes.
+        """
+        self.require_one_type("with_self_loops")
         if self._looped is None:
-            with _ordinary_tensors():
+            with ordinary_tensors():
                 edges = self._edges_with_self_loops()
             # A view of its own on every rank, so that all ranks keep the same things.
             view = copy.copy(self)
@@ -436,7 +458,8 @@ class DistributedGraph:
         """
         from fullgraph.comm.seeds import seed_graphs
 
-        with _ordinary_tensors():
+        self.require_one_type("for_seeds")
+        with ordinary_tensors():
             return seed_graphs(self, mask, num_layers)
 
     # Results that do not change from step to step -------------------------------------------------
@@ -494,35 +517,44 @@ class DistributedGraph:
                 "a layer of for_seeds computes some rows only: gather on the graph that it came "
                 "from, with the other rows filled in"
             )
-        if rows.shape[0] != self.num_owned:
-            raise ValueError(
-                f"rows must have one row for each of the {self.num_owned} owned nodes, "
-                f"got shape {tuple(rows.shape)}"
-            )
-        group, counts = self.group, self.ownership.num_owned
-        mine = [rows.detach().contiguous(), self.node_id]
-        result = rows.new_empty((self.num_nodes, *rows.shape[1:])) if group.rank == 0 else None
-        if result is None:
-            for tensor in mine:
-                if tensor.numel():
-                    group.wait(group.isend(tensor, 0), "sending results to rank 0")
-            return None
-        result[self.node_id] = mine[0]
-        for peer in range(1, group.size):
-            theirs = [rows.new_empty((counts[peer], *rows.shape[1:])),
-                      self.node_id.new_empty(counts[peer])]  # fmt: skip
-            for tensor in theirs:
-                if tensor.numel():
-                    group.wait(group.irecv(tensor, peer), f"receiving results from rank {peer}")
-            result[theirs[1]] = theirs[0]
-        return result
+        return gather_rows(self.group, rows, self.node_id, self.ownership.num_owned, self.num_nodes)
 
     def max_rows(self, row_bytes: int) -> int:
         """How many rows of `row_bytes` a message may have."""
         return max(1, self.max_block_bytes // max(1, row_bytes))
 
 
-def _check_agreement(group: Group, text: str) -> None:
+def gather_rows(
+    group: Group, rows: Tensor, node_id: Tensor, num_owned: Sequence[int], num_nodes: int
+) -> Tensor | None:
+    """Rows of all ranks, [num_nodes, ...], on rank 0; None elsewhere.
+
+    rows: [n, ...]; node_id: int64 [n], where they go; num_owned: n of every rank.
+    """
+    if rows.shape[0] != node_id.numel():
+        raise ValueError(
+            f"rows must have one row for each of the {node_id.numel()} owned nodes, "
+            f"got shape {tuple(rows.shape)}"
+        )
+    mine = [rows.detach().contiguous(), node_id]
+    result = rows.new_empty((num_nodes, *rows.shape[1:])) if group.rank == 0 else None
+    if result is None:
+        for tensor in mine:
+            if tensor.numel():
+                group.wait(group.isend(tensor, 0), "sending results to rank 0")
+        return None
+    result[node_id] = mine[0]
+    for peer in range(1, group.size):
+        theirs = [rows.new_empty((num_owned[peer], *rows.shape[1:])),
+                  node_id.new_empty(num_owned[peer])]  # fmt: skip
+        for tensor in theirs:
+            if tensor.numel():
+                group.wait(group.irecv(tensor, peer), f"receiving results from rank {peer}")
+        result[theirs[1]] = theirs[0]
+    return result
+
+
+def check_agreement(group: Group, text: str) -> None:
     """ValueError on every rank unless all of them give the same text."""
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
     digests = torch.zeros(group.size, dtype=torch.int64)
@@ -540,7 +572,8 @@ def _own_parts(partitioned: Partitioned, ownership: Ownership, rank: int) -> lis
     return [partitioned.part(k) for k in ownership.parts_of(rank)]
 
 
-def _join(pieces: list[Tensor | None]) -> Tensor | None:
+def join(pieces: list[Tensor | None]) -> Tensor | None:
+    """The pieces that are there, one after the other; None without any."""
     present = [piece for piece in pieces if piece is not None]
     if not present:
         return None

@@ -13,13 +13,16 @@ from torch import Tensor
 from fullgraph.graph.edges import symmetric_adjacency
 from fullgraph.graph.metis import metis
 from fullgraph.graph.parts import labelled
+from fullgraph.graph.typed import TypedGraph
 from fullgraph.graph.whole import WholeGraph
 
 METHODS = ("metis", "random", "contiguous")
 FEW = 4  # labelled nodes a part below which they are not balanced
 
 
-def assign_parts(graph: WholeGraph, num_parts: int, method: str = "metis", seed: int = 0) -> Tensor:
+def assign_parts(
+    graph: WholeGraph | TypedGraph, num_parts: int, method: str = "metis", seed: int = 0
+) -> Tensor:
     """The part of every node, int32 [N], values in 0 .. num_parts - 1.
 
     Args:
@@ -28,7 +31,9 @@ def assign_parts(graph: WholeGraph, num_parts: int, method: str = "metis", seed:
             "random" (equal numbers of nodes) or "contiguous" (equal runs of ids).
         seed: of "metis" and "random". The same arguments give the same parts.
 
-    METIS works on an undirected copy without duplicates and loops; the graph keeps its edges.
+    METIS works on an undirected copy without duplicates and loops; the graph keeps its edges. Of a
+    graph with several types of nodes, N counts all of them and METIS sees all relations alike; the
+    other methods deal out each type by itself.
 
     Raises:
         ValueError: num_parts below 1, or an unknown method.
@@ -41,6 +46,11 @@ def assign_parts(graph: WholeGraph, num_parts: int, method: str = "metis", seed:
     part: NDArray[np.integer]
     if num_parts == 1:
         part = np.zeros(num_nodes, dtype=np.int32)
+    elif isinstance(graph, TypedGraph):
+        if method == "metis" or num_nodes <= num_parts:
+            return assign_parts(typed_union(graph), num_parts, method, seed)
+        sizes = np.array([nodes.num_nodes for nodes in graph.nodes])
+        part = _by_type(sizes, num_parts, method, seed)
     elif method == "contiguous" or num_nodes <= num_parts:
         part = np.arange(num_nodes, dtype=np.int64) * min(num_parts, num_nodes) // num_nodes
     elif method == "random":
@@ -48,6 +58,23 @@ def assign_parts(graph: WholeGraph, num_parts: int, method: str = "metis", seed:
     else:
         part = _metis(graph, num_parts, seed)
     return torch.from_numpy(part.astype(np.int32))
+
+
+def typed_union(graph: TypedGraph) -> WholeGraph:
+    """All nodes and edges of a typed graph, with the labelled nodes as its training mask."""
+    return graph.union(torch.cat([labelled(nodes) for nodes in graph.nodes]))
+
+
+def _by_type(
+    sizes: NDArray[np.integer], num_parts: int, method: str, seed: int
+) -> NDArray[np.integer]:
+    """Near-equal numbers of each type a part, and of all types together."""
+    if method == "contiguous":
+        return np.concatenate([np.arange(size) * num_parts // max(size, 1) for size in sizes])
+    rng = np.random.default_rng(seed)
+    # Dealt in one go, so that types whose sizes do not divide evenly make up for each other.
+    dealt = [first + rng.permutation(size) for first, size in zip(np.cumsum(sizes) - sizes, sizes)]
+    return np.concatenate(dealt) % num_parts
 
 
 def _metis(graph: WholeGraph, num_parts: int, seed: int) -> NDArray[np.integer]:

@@ -27,6 +27,18 @@ class Ownership:
     row_base: tuple[int, ...]
     num_owned: tuple[int, ...]
 
+    @staticmethod
+    def of_parts(first_part: Sequence[int], part_nodes: Sequence[int]) -> Ownership:
+        """That of parts with so many nodes each, shared as `first_part` says."""
+        row_base, num_owned = [], []
+        for first, end in zip(first_part, first_part[1:]):
+            rows = 0
+            for k in range(first, end):
+                row_base.append(rows)
+                rows += part_nodes[k]
+            num_owned.append(rows)
+        return Ownership(tuple(first_part), tuple(row_base), tuple(num_owned))
+
     def parts_of(self, rank: int) -> range:
         return range(self.first_part[rank], self.first_part[rank + 1])
 
@@ -43,15 +55,7 @@ class Ownership:
                 f"{num_ranks} or more parts"
             )
         weights = [n + e for n, e in zip(meta.part_nodes, meta.part_edges)]
-        first = _split_evenly(weights, num_ranks)
-        row_base, num_owned = [], []
-        for rank in range(num_ranks):
-            rows = 0
-            for k in range(first[rank], first[rank + 1]):
-                row_base.append(rows)
-                rows += meta.part_nodes[k]
-            num_owned.append(rows)
-        return Ownership(tuple(first), tuple(row_base), tuple(num_owned))
+        return Ownership.of_parts(_split_evenly(weights, num_ranks), meta.part_nodes)
 
 
 def _split_evenly(weights: Sequence[int], num_groups: int) -> list[int]:
@@ -213,21 +217,23 @@ def renumbering(rows: Tensor, num_rows: int) -> Tensor:
 
 
 def block_edges(
-    parts: Sequence[Part], ownership: Ownership, source_rank: int
+    parts: Sequence[Part], ownership: Ownership, source_rank: int, sources: Ownership | None = None
 ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Part, slice]]]:
     """The edges from one rank to these parts, which one rank owns, in the order of a block.
+
+    sources: of the rows that edges start from, where they are others than those they end in.
 
     Returns dst [E] and src [E], int32 rows of this rank and of `source_rank`; order [E] int64,
     which takes edges from the order of the parts into that of the block; and the slices of the
     parts' edge arrays that, one after the other, are in the order of the parts.
     """
-    sources = ownership.parts_of(source_rank)
+    sources = ownership if sources is None else sources
     dst, src, slices = [], [], []
     for part in parts:
-        for k in sources:
+        for k in sources.parts_of(source_rank):
             edges = slice(int(part.source_offsets[k]), int(part.source_offsets[k + 1]))
             dst.append(part.dst[edges] + ownership.row_base[part.index])
-            src.append(part.src[edges] + ownership.row_base[k])
+            src.append(part.src[edges] + sources.row_base[k])
             slices.append((part, edges))
     all_dst = torch.cat(dst).to(torch.int32)
     all_src = torch.cat(src).to(torch.int32)
@@ -237,19 +243,20 @@ def block_edges(
 
 
 def build_blocks(
-    parts: Sequence[Part], ownership: Ownership, rank: int
+    parts: Sequence[Part], ownership: Ownership, rank: int, sources: Ownership | None = None
 ) -> tuple[list[Block], list[Tensor]]:
     """The W blocks of a rank, and the rows it needs: int32 [S] of each source rank, ascending.
 
     The rank's own block takes its sources straight from the owned rows, all of them; what it needs
-    from itself is therefore empty.
+    from itself is therefore empty. `sources` is as in `block_edges`.
     """
+    sources = ownership if sources is None else sources
     blocks: list[Block] = []
     needed: list[Tensor] = []
     first_edge = 0
-    num_owned = ownership.num_owned
+    num_owned = sources.num_owned
     for q in range(len(num_owned)):
-        dst, src, _, _ = block_edges(parts, ownership, q)
+        dst, src, _, _ = block_edges(parts, ownership, q, sources)
         if q == rank:
             rows, num_sources = torch.empty(0, dtype=torch.int32), num_owned[q]
         else:
@@ -258,23 +265,29 @@ def build_blocks(
             rows = position.nonzero().view(-1).to(torch.int32)
             position[rows.long()] = torch.arange(rows.numel(), dtype=torch.int32)
             src, num_sources = position[src.long()], rows.numel()
-        block = make_block(q, dst, src, num_owned[rank], num_sources, first_edge, q != rank)
+        num_rows = ownership.num_owned[rank]
+        block = make_block(q, dst, src, num_rows, num_sources, first_edge, q != rank)
         blocks.append(block)
         needed.append(rows)
         first_edge += block.num_edges
     return blocks, needed
 
 
-def edge_field(parts: Sequence[Part], ownership: Ownership, name: str) -> Tensor | None:
+def edge_field(
+    parts: Sequence[Part], ownership: Ownership, name: str, sources: Ownership | None = None
+) -> Tensor | None:
     """An edge array of the parts ("edge_id", "edge_weight", "edge_attr") in the rank's edge order:
-    blocks by source rank, each by destination, then source, then original position."""
-    pieces = list(_field_pieces(parts, ownership, name))
+    blocks by source rank, each by destination, then source, then original position. `sources` is
+    as in `block_edges`."""
+    pieces = list(_field_pieces(parts, ownership, name, sources))
     return torch.cat(pieces) if pieces else None
 
 
-def _field_pieces(parts: Sequence[Part], ownership: Ownership, name: str) -> Iterator[Tensor]:
+def _field_pieces(
+    parts: Sequence[Part], ownership: Ownership, name: str, sources: Ownership | None
+) -> Iterator[Tensor]:
     if any(getattr(part, name) is None for part in parts):
         return
     for q in range(len(ownership.num_owned)):
-        _, _, order, slices = block_edges(parts, ownership, q)
+        _, _, order, slices = block_edges(parts, ownership, q, sources)
         yield torch.cat([getattr(part, name)[edges] for part, edges in slices])[order]

@@ -82,7 +82,7 @@ def _is_part_file(name: str) -> bool:
 
 def _write_part(folder: Path, meta: GraphMeta, part: Part) -> PartFile:
     arrays = {name: getattr(part, name) for name in CORE}
-    arrays |= dict(node_arrays(part)) | dict(edge_arrays(part))
+    arrays |= dict(node_arrays(part)) | dict(edge_arrays(part)) | part.by_type
     _check_arrays(f"part {part.index}", meta, part.index, _describe(arrays))
     path = folder / part_file_name(part.index)
     metadata = {"fingerprint": meta.fingerprint, "part": str(part.index)}
@@ -185,7 +185,9 @@ class PartitionedFolder:
         with _safetensors(self._file(k)) as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         masks = {key: arrays.pop(MASK + key) for key in self.meta.mask_names}
-        return Part(index=k, masks=masks, **{"x": None, "y": None, **arrays})
+        typed = [field.name for field in self.meta.fields if field.of is not None]
+        by_type = {name: arrays.pop(name) for name in typed}
+        return Part(index=k, masks=masks, by_type=by_type, **{"x": None, "y": None, **arrays})
 
     def verify(self) -> None:
         """Compare the checksum of every part. Raises GraphFolderError naming a damaged file."""

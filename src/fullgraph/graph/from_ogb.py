@@ -33,7 +33,7 @@ def read_ogb(name: str, root: Path) -> WholeGraph:
         split = dataset.get_idx_split()
     graph, labels = dataset[0]
     if "edge_index" not in graph:
-        raise ValueError(f"ogb:{name} has typed nodes: such graphs come in a later version")
+        raise ValueError(f"ogb:{name} has typed nodes; PyG reads some of these graphs: pyg:OGB_MAG")
     num_nodes = int(graph["num_nodes"])
     y = _labels(labels)
     return WholeGraph(

@@ -9,9 +9,9 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
+from fullgraph.graph.from_hetero import from_hetero, labels, squeeze
 from fullgraph.graph.splits import choose_split
+from fullgraph.graph.typed import TypedGraph
 from fullgraph.graph.whole import SPLITS, WholeGraph, count_classes, count_relations
 
 # Dataset classes that take a name, and the names by which a graph may be asked for alone.
@@ -23,20 +23,20 @@ SHORT_NAMES = {
         *("Roman-empire", "Amazon-ratings", "Minesweeper", "Tolokers", "Questions"),
     ),
 }
-TYPED = "graphs with typed nodes or edges come in a later version"
 
 
-def from_data(data: Any, split: int = 0, name: str = "graph") -> WholeGraph:
+def from_data(data: Any, split: int = 0, name: str = "graph") -> WholeGraph | TypedGraph:
     """The graph in a PyG ``Data``: edge_index, x, y, masks, edge_weight, edge_attr, edge_type,
-    num_nodes; ``num_relations`` where it is set, otherwise the largest edge type + 1.
+    num_nodes; ``num_relations`` where it is set, otherwise the largest edge type + 1. Or the
+    graph in a ``HeteroData``; see `from_hetero`.
 
-    Raises ValueError for a HeteroData or a ``node_type``, and when the number of nodes can only be
+    Raises ValueError for a Data with ``node_type``, and when the number of nodes can only be
     guessed from the edges.
     """
     from torch_geometric.data import Data, HeteroData
 
     if isinstance(data, HeteroData):
-        raise ValueError(f"this is a HeteroData: {TYPED}; HeteroData.to_homogeneous() gives a Data")
+        return from_hetero(data, split, name)
     if not isinstance(data, Data):
         raise ValueError(f"expected a PyG Data, got {type(data).__name__}")
     if data.get("node_type") is not None:
@@ -53,7 +53,7 @@ def from_data(data: Any, split: int = 0, name: str = "graph") -> WholeGraph:
         if data.get(f"{key}_mask") is not None
     }
     weight, attr = data.get("edge_weight"), data.get("edge_attr")
-    y, edge_type = _labels(data.get("y")), _squeeze(data.get("edge_type"))
+    y, edge_type = labels(data.get("y")), squeeze(data.get("edge_type"))
     relations = data.get("num_relations") or count_relations(edge_type)
     return WholeGraph(
         name=name,
@@ -62,23 +62,12 @@ def from_data(data: Any, split: int = 0, name: str = "graph") -> WholeGraph:
         x=data.get("x"),
         y=y,
         masks=masks,
-        edge_weight=_squeeze(weight),
+        edge_weight=squeeze(weight),
         edge_attr=attr.view(-1, 1) if attr is not None and attr.dim() == 1 else attr,
         num_classes=count_classes(y),
         edge_type=edge_type,
         num_relations=int(relations),
     )
-
-
-def _labels(y: Tensor | None) -> Tensor | None:
-    return _squeeze(y) if y is not None and not y.is_floating_point() else y
-
-
-def _squeeze(values: Tensor | None) -> Tensor | None:
-    """[K, 1] to [K]; everything else as it is."""
-    if values is not None and values.dim() == 2 and values.shape[1] == 1:
-        return values.view(-1)
-    return values
 
 
 def _count_nodes(data: Any) -> int:
@@ -93,7 +82,7 @@ def _count_nodes(data: Any) -> int:
     )
 
 
-def read_pyg(name: str, root: Path, split: int = 0) -> WholeGraph:
+def read_pyg(name: str, root: Path, split: int = 0) -> WholeGraph | TypedGraph:
     """The graph that one of PyG's dataset classes loads into `root`, downloading it if need be.
 
     `name` is a well-known graph (``Cora``), a class of torch_geometric.datasets (``Reddit``), or

@@ -3,7 +3,9 @@
 Keys: format, version, name, num_nodes, num_edges, num_features, num_classes, num_parts, placement,
 fingerprint, fields (name, dtype, shape), parts (file, nodes, edges, labelled, bytes, sha256), and
 checksum: sha256 of all the others, so that a changed number is noticed. Version 2 adds
-num_relations.
+num_relations; and node_types (name, num_features, num_classes, part_nodes) and relations (source,
+name, target, part_edges), which are empty where nodes have no types. Names of types are nowhere
+else: arrays go by the index of their type.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fullgraph.graph.parts import EDGE_FIELDS, MASK, NODE_FIELDS, Field, GraphMeta
+from fullgraph.graph.parts import (
+    EDGE_FIELDS,
+    MASK,
+    NODE_FIELDS,
+    Field,
+    GraphMeta,
+    NodeTypeMeta,
+    RelationMeta,
+)
 from fullgraph.graph.whole import SPLITS
 
 FORMAT = "fullgraph-partitioned"
@@ -56,7 +66,12 @@ def expected_arrays(meta: GraphMeta, k: int) -> Iterator[tuple[str, str, tuple[i
     yield "dst", "int32", (edges,)
     yield "edge_id", "int64", (edges,)
     for field in meta.fields:
-        yield field.name, field.dtype, (edges if field.of_edges else nodes, *field.shape)
+        rows = edges if field.of_edges else nodes
+        if field.of is not None and field.of_edges:
+            rows = meta.relations[field.of].part_edges[k]
+        elif field.of is not None:
+            rows = meta.node_types[field.of].part_nodes[k]
+        yield field.name, field.dtype, (rows, *field.shape)
 
 
 def write_manifest(path: Path, meta: GraphMeta, files: list[PartFile]) -> None:
@@ -66,6 +81,8 @@ def write_manifest(path: Path, meta: GraphMeta, files: list[PartFile]) -> None:
     content |= {key: getattr(meta, key) for key in COUNTS}
     if typed:
         content["num_relations"] = meta.num_relations
+        content["node_types"] = [asdict(node_type) for node_type in meta.node_types]
+        content["relations"] = [asdict(relation) for relation in meta.relations]
     content |= {"placement": meta.placement, "fingerprint": meta.fingerprint}
     content["fields"] = [asdict(field) for field in meta.fields]
     content["parts"] = [asdict(file) for file in files]
@@ -121,7 +138,13 @@ def _parse(path: Path) -> dict[str, Any]:
 def _build(content: dict[str, Any]) -> tuple[GraphMeta, tuple[PartFile, ...]]:
     counts = {key: _count(content, key) for key in COUNTS}
     files = tuple(_part_file(k, entry) for k, entry in enumerate(content["parts"]))
-    fields = tuple(_field(entry) for entry in content["fields"])
+    typed = content["version"] > 1
+    node_types = tuple(_node_type(entry) for entry in content["node_types"]) if typed else ()
+    relations = tuple(_relation(entry) for entry in content["relations"]) if typed else ()
+    num_types = {False: len(node_types), True: len(relations)}
+    fields = tuple(_field(entry, num_types) for entry in content["fields"])
+    if node_types:
+        _check_types(files, node_types, relations)
     for key, listed in (
         ("num_parts", len(files)),
         ("num_nodes", sum(file.nodes for file in files)),
@@ -140,7 +163,9 @@ def _build(content: dict[str, Any]) -> tuple[GraphMeta, tuple[PartFile, ...]]:
         fields=fields,
         fingerprint=_text(content, "fingerprint"),
         placement=content["placement"],
-        num_relations=_count(content, "num_relations") if content["version"] > 1 else 0,
+        num_relations=_count(content, "num_relations") if typed else 0,
+        node_types=node_types,
+        relations=relations,
     )
     return meta, files
 
@@ -156,8 +181,46 @@ def _part_file(k: int, entry: dict[str, Any]) -> PartFile:
     )
 
 
-def _field(entry: dict[str, Any]) -> Field:
-    if entry["name"] not in FIELD_NAMES or entry["dtype"] not in DTYPES:
+def _node_type(entry: dict[str, Any]) -> NodeTypeMeta:
+    counts = tuple(_count({"part_nodes": n}, "part_nodes") for n in entry["part_nodes"])
+    features, classes = _count(entry, "num_features"), _count(entry, "num_classes")
+    return NodeTypeMeta(_text(entry, "name"), features, classes, counts)
+
+
+def _relation(entry: dict[str, Any]) -> RelationMeta:
+    counts = tuple(_count({"part_edges": n}, "part_edges") for n in entry["part_edges"])
+    source, name, target = (_text(entry, key) for key in ("source", "name", "target"))
+    return RelationMeta(source, name, target, counts)
+
+
+def _check_types(
+    files: tuple[PartFile, ...],
+    node_types: tuple[NodeTypeMeta, ...],
+    relations: tuple[RelationMeta, ...],
+) -> None:
+    """Raise ValueError unless the types of a part add up to what the part has."""
+    known = {node_type.name for node_type in node_types}
+    for relation in relations:
+        if not {relation.source, relation.target} <= known:
+            raise ValueError(f"relation {relation.key} is between types that are not there")
+    for what, listed, per_part in (
+        ("node types", [t.part_nodes for t in node_types], [file.nodes for file in files]),
+        ("relations", [r.part_edges for r in relations], [file.edges for file in files]),
+    ):
+        if any(len(counts) != len(files) for counts in listed):
+            raise ValueError(f"the {what} do not have a count for each part")
+        if [sum(counts) for counts in zip(*listed)] != per_part and (listed or any(per_part)):
+            raise ValueError(f"the {what} do not add up to what the parts have")
+
+
+def _field(entry: dict[str, Any], num_types: dict[bool, int]) -> Field:
+    """num_types: how many node types (False) and relations (True) there are."""
+    field = Field(_text(entry, "name"), entry["dtype"], ())
+    of = field.of
+    known = field.base in FIELD_NAMES and entry["dtype"] in DTYPES
+    if of is not None:
+        known &= of < num_types[field.of_edges] and field.name == f"{field.base}.{of}"
+    if not known:
         raise ValueError(f"field {entry['name']!r} of dtype {entry['dtype']!r} is unknown")
     shape = tuple(_count({"shape": size}, "shape") for size in entry["shape"])
     return Field(entry["name"], entry["dtype"], shape)

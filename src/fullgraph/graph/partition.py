@@ -6,6 +6,7 @@ Letters: N nodes and E edges of the graph, n nodes and E_k edges of a part, P pa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,26 +15,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullgraph.graph.assign import METHODS, assign_parts
+from fullgraph import kernels
+from fullgraph.graph.assign import METHODS, assign_parts, typed_union
 from fullgraph.graph.grouping import group_by
 from fullgraph.graph.parts import (
     MASK,
     GraphMeta,
+    NodeTypeMeta,
     Part,
+    RelationMeta,
     edge_arrays,
+    field_of,
     fields_of,
     fingerprint,
     labelled,
     node_arrays,
+    typed_fingerprint,
 )
 from fullgraph.graph.report import PartitionReport, partition_report
 from fullgraph.graph.sources import Source, read
+from fullgraph.graph.typed import TypedGraph, canonical_typed
 from fullgraph.graph.whole import WholeGraph, canonical
 
 __all__ = [
     "METHODS",
     "PartitionReport",
     "PartitionedInMemory",
+    "PartitionedTyped",
     "assign_parts",
     "partition",
     "partition_report",
@@ -68,6 +76,9 @@ class PartitionedInMemory:
 
     @cached_property
     def meta(self) -> GraphMeta:
+        return self._describe()
+
+    def _describe(self) -> GraphMeta:
         graph, owner = self.graph, self.assignment.numpy()
         per_part = np.bincount(owner[labelled(graph).numpy()], minlength=self.num_parts)
         return GraphMeta(
@@ -87,6 +98,9 @@ class PartitionedInMemory:
 
     @cached_property
     def report(self) -> PartitionReport:
+        return self._report()
+
+    def _report(self) -> PartitionReport:
         return partition_report(self.graph, self.assignment, self.num_parts)
 
     def part(self, k: int) -> Part:
@@ -141,6 +155,72 @@ class PartitionedInMemory:
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), edge_id
 
 
+class PartitionedTyped(PartitionedInMemory):
+    """The same for a graph with several types of nodes; see `Part` for what its parts hold.
+
+    ``typed``: the whole graph, valid, which is kept; ``graph``: all its nodes and edges together.
+    ``assignment``: int32, the part of each node, in the order of the types.
+    """
+
+    def __init__(self, typed: TypedGraph, assignment: Tensor, num_parts: int) -> None:
+        self.typed = typed = canonical_typed(typed)
+        super().__init__(typed_union(typed), assignment, num_parts)
+
+    def _describe(self) -> GraphMeta:
+        meta, typed = super()._describe(), self.typed
+        node_first, edge_first = typed.node_offsets, typed.edge_offsets
+        owner = self.assignment.numpy()
+        into = owner[self.graph.edge_index[1].numpy()]
+        fields = [field for field in meta.fields if field.name == "edge_type"]
+        node_types, relations = [], []
+        for t, nodes in enumerate(typed.nodes):
+            per_part = np.bincount(
+                owner[node_first[t] : node_first[t + 1]], minlength=self.num_parts
+            )
+            width = 0 if nodes.x is None else int(nodes.x.shape[1])
+            node_types.append(
+                NodeTypeMeta(nodes.name, width, nodes.num_classes, tuple(per_part.tolist()))
+            )
+            fields += [field_of(f"{name}.{t}", values) for name, values in node_arrays(nodes)]
+        for r, relation in enumerate(typed.relations):
+            per_part = np.bincount(
+                into[edge_first[r] : edge_first[r + 1]], minlength=self.num_parts
+            )
+            relations.append(RelationMeta(*relation.key, tuple(per_part.tolist())))
+            fields += [field_of(f"{name}.{r}", values) for name, values in edge_arrays(relation)]
+        return replace(
+            meta,
+            num_classes=max(nodes.num_classes for nodes in typed.nodes),
+            fields=tuple(fields),
+            fingerprint=typed_fingerprint(typed, meta.fingerprint),
+            node_types=tuple(node_types),
+            relations=tuple(relations),
+        )
+
+    def _report(self) -> PartitionReport:
+        nodes = ", ".join(f"{nodes.name} {nodes.num_nodes:,}" for nodes in self.typed.nodes)
+        edges = ", ".join(
+            f"{' '.join(relation.key)} {relation.num_edges:,}" for relation in self.typed.relations
+        )
+        return replace(super()._report(), types=(f"nodes: {nodes}", f"edges: {edges}"))
+
+    def part(self, k: int) -> Part:
+        """Part k, 0 <= k < num_parts; the same values at every call."""
+        part = super().part(k)
+        assert part.edge_type is not None
+        by_type: dict[str, Tensor] = {}
+        first = torch.tensor(self.typed.node_offsets)
+        rows = torch.searchsorted(part.node_id, first).tolist()
+        for t, nodes in enumerate(self.typed.nodes):
+            ids = part.node_id[rows[t] : rows[t + 1]] - first[t]
+            by_type |= {f"{name}.{t}": values[ids] for name, values in node_arrays(nodes)}
+        offsets, order = kernels.group_by(part.edge_type, len(self.typed.relations))
+        for r, relation in enumerate(self.typed.relations):
+            ids = part.edge_id[order[offsets[r] : offsets[r + 1]]] - self.typed.edge_offsets[r]
+            by_type |= {f"{name}.{r}": values[ids] for name, values in edge_arrays(relation)}
+        return replace(part, masks={}, by_type=by_type)
+
+
 def _check_assignment(assignment: Tensor, num_nodes: int, num_parts: int) -> None:
     if assignment.shape != (num_nodes,) or assignment.is_floating_point():
         raise ValueError(
@@ -166,7 +246,12 @@ def partition(
 ) -> PartitionedInMemory:
     """Read a graph and partition it; see `read` and `assign_parts`.
 
-    Whether features may be infinite or NaN was decided when a `WholeGraph` was read.
+    Whether features may be infinite or NaN was decided when a `WholeGraph` or `TypedGraph` was
+    read. A graph with several types of nodes comes out as a `PartitionedTyped`.
     """
-    graph = read(source, **{"allow_nonfinite": isinstance(source, WholeGraph), **read_options})
+    was_read = isinstance(source, (WholeGraph, TypedGraph))
+    graph = read(source, **{"allow_nonfinite": was_read, **read_options})
+    if isinstance(graph, TypedGraph):
+        assignment = assign_parts(graph, num_parts, method, seed)
+        return PartitionedTyped(graph, assignment, num_parts)
     return PartitionedInMemory(graph, assign_parts(graph, num_parts, method, seed), num_parts)

@@ -7,13 +7,14 @@ n nodes and E_k edges of part k, P parts, F features, C classes, D edge columns.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fullgraph.graph.typed import EdgeType, Nodes, Relation, TypedGraph
 from fullgraph.graph.whole import SPLITS, WholeGraph
 
 MASK = "mask."  # masks are listed as mask.train, mask.val, mask.test
@@ -25,7 +26,7 @@ EDGE_FIELDS = ("edge_weight", "edge_attr", "edge_type")
 class Field:
     """One data array that every part has: its name, dtype ("float32") and shape after the first
     dimension. Names are x, y, mask.train, mask.val, mask.test, edge_weight, edge_attr and
-    edge_type."""
+    edge_type; "x.2" is that of node type 2, "edge_attr.3" that of relation 3."""
 
     name: str
     dtype: str
@@ -33,7 +34,18 @@ class Field:
 
     @property
     def of_edges(self) -> bool:
-        return self.name in EDGE_FIELDS
+        return self.base in EDGE_FIELDS
+
+    @property
+    def base(self) -> str:
+        """The name without the index of a type."""
+        return self.name if self.of is None else self.name.rpartition(".")[0]
+
+    @property
+    def of(self) -> int | None:
+        """The index of the node type or relation whose array this is; None: it is of all."""
+        tail = self.name.rpartition(".")[2]
+        return int(tail) if tail.isdecimal() else None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -43,12 +55,46 @@ class Field:
 
 
 @dataclass(frozen=True)
+class NodeTypeMeta:
+    """A type of nodes; ``part_nodes``: how many of them each part has."""
+
+    name: str
+    num_features: int
+    num_classes: int
+    part_nodes: tuple[int, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(self.part_nodes)
+
+
+@dataclass(frozen=True)
+class RelationMeta:
+    """A relation between two types of nodes; ``part_edges``: edges into the nodes of each part."""
+
+    source: str
+    name: str
+    target: str
+    part_edges: tuple[int, ...]
+
+    @property
+    def key(self) -> EdgeType:
+        return self.source, self.name, self.target
+
+    @property
+    def num_edges(self) -> int:
+        return sum(self.part_edges)
+
+
+@dataclass(frozen=True)
 class GraphMeta:
     """What a partitioned graph is, without its arrays.
 
     ``part_nodes``, ``part_edges`` (in-edges) and ``part_labelled`` (nodes in the training mask; all
     nodes with a label when there is no mask) have one entry a part; a part may be empty.
     ``fields``: which arrays exist; see `Field`.
+    ``node_types``, ``relations``: those of a graph with several types of nodes, in their order,
+    otherwise empty. Its ``num_classes`` is that of the type with most, its ``num_features`` 0.
     ``fingerprint``: sha256, in hex, of the graph's arrays and of who is in which part.
     """
 
@@ -65,6 +111,8 @@ class GraphMeta:
     fingerprint: str
     placement: str = "destination"
     num_relations: int = 0
+    node_types: tuple[NodeTypeMeta, ...] = ()
+    relations: tuple[RelationMeta, ...] = ()
 
     def field(self, name: str) -> Field | None:
         """The field of this name, or None when the graph does not have it."""
@@ -88,6 +136,11 @@ class Part:
     ``edge_id``: [E_k] int64, the edge's position in the original graph.
     ``edge_weight`` [E_k], ``edge_attr`` [E_k, D], ``edge_type`` [E_k]: by edge.
     Edges are sorted by (source part, dst, src, edge_id).
+
+    In a graph with several types of nodes, ids are those of the whole graph (see `TypedGraph`), so
+    that rows are in the order of types, ``edge_type`` is the index of the relation, and data are in
+    ``by_type`` alone: "x.2" for the rows of node type 2, "edge_attr.3" for the edges of relation 3,
+    both in the order that they have here.
     """
 
     index: int
@@ -102,6 +155,7 @@ class Part:
     edge_weight: Tensor | None = None
     edge_attr: Tensor | None = None
     edge_type: Tensor | None = None
+    by_type: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -124,7 +178,7 @@ class Partitioned(Protocol):
     def part(self, k: int) -> Part: ...
 
 
-def node_arrays(graph: WholeGraph | Part) -> Iterator[tuple[str, Tensor]]:
+def node_arrays(graph: WholeGraph | Part | Nodes) -> Iterator[tuple[str, Tensor]]:
     """Field name and tensor of every node array that exists, in a fixed order."""
     for name in NODE_FIELDS:
         values = getattr(graph, name)
@@ -135,23 +189,26 @@ def node_arrays(graph: WholeGraph | Part) -> Iterator[tuple[str, Tensor]]:
             yield MASK + key, graph.masks[key]
 
 
-def edge_arrays(graph: WholeGraph | Part) -> Iterator[tuple[str, Tensor]]:
+def edge_arrays(graph: WholeGraph | Part | Relation) -> Iterator[tuple[str, Tensor]]:
     """Field name and tensor of every edge array that exists, in a fixed order."""
     for name in EDGE_FIELDS:
-        values = getattr(graph, name)
+        values = getattr(graph, name, None)
         if values is not None:
             yield name, values
 
 
 def fields_of(graph: WholeGraph) -> tuple[Field, ...]:
-    arrays = [*node_arrays(graph), *edge_arrays(graph)]
     return tuple(
-        Field(name, str(values.dtype).removeprefix("torch."), tuple(map(int, values.shape[1:])))
-        for name, values in arrays
+        field_of(name, values) for name, values in [*node_arrays(graph), *edge_arrays(graph)]
     )
 
 
-def labelled(graph: WholeGraph) -> Tensor:
+def field_of(name: str, values: Tensor) -> Field:
+    dtype = str(values.dtype).removeprefix("torch.")
+    return Field(name, dtype, tuple(map(int, values.shape[1:])))
+
+
+def labelled(graph: WholeGraph | Nodes) -> Tensor:
     """bool [N]: nodes whose labels the loss sees; without a training mask, nodes with a label."""
     if "train" in graph.masks:
         return graph.masks["train"]
@@ -168,10 +225,26 @@ def fingerprint(graph: WholeGraph, part: Tensor, num_parts: int) -> str:
     if graph.edge_type is not None:
         header = (*header, graph.num_relations)
     digest.update(repr(header).encode())
-    for name, values in [*arrays, ("part", part)]:
+    _add_arrays(digest, [*arrays, ("part", part)])
+    return digest.hexdigest()
+
+
+def typed_fingerprint(graph: TypedGraph, of_union: str) -> str:
+    """sha256 in hex over the names and arrays of a typed graph, and over that of its union."""
+    digest = hashlib.sha256(of_union.encode())
+    for nodes in graph.nodes:
+        digest.update(repr(("nodes", nodes.name, nodes.num_nodes, nodes.num_classes)).encode())
+        _add_arrays(digest, node_arrays(nodes))
+    for relation in graph.relations:
+        digest.update(repr(("relation", relation.key, relation.num_edges)).encode())
+        _add_arrays(digest, edge_arrays(relation))
+    return digest.hexdigest()
+
+
+def _add_arrays(digest: hashlib._Hash, arrays: Iterable[tuple[str, Tensor]]) -> None:
+    for name, values in arrays:
         digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
         digest.update(_bytes(values))
-    return digest.hexdigest()
 
 
 def _bytes(values: Tensor) -> memoryview:

@@ -26,6 +26,7 @@ class PartitionReport:
     ``nodes``; ``edges``: into the part's nodes; ``labelled``: nodes the loss sees; ``halo``:
     distinct nodes of other parts that its edges come from, the rows it needs from elsewhere.
     ``edge_cut``: directed edges between parts, of ``num_edges``.
+    ``types``: lines that list the types of nodes and of edges, where there are several.
     """
 
     name: str
@@ -35,6 +36,7 @@ class PartitionReport:
     halo: tuple[int, ...]
     edge_cut: int
     num_edges: int
+    types: tuple[str, ...] = ()
 
     @property
     def imbalance(self) -> dict[str, float]:
@@ -69,7 +71,8 @@ class PartitionReport:
         table.add_row("all", *(f"{sum(column):,}" for column in columns))
         table.add_row("max/mean", *(f"{value:.3f}" for value in self.imbalance.values()), "")
         share = self.edge_cut / self.num_edges if self.num_edges else 0.0
-        table.caption = f"edge cut {self.edge_cut:,} of {self.num_edges:,} edges ({share:.1%})"
+        cut = f"edge cut {self.edge_cut:,} of {self.num_edges:,} edges ({share:.1%})"
+        table.caption = "\n".join([cut, *map(escape, self.types)])
         return table
 
 

@@ -15,17 +15,18 @@ from fullgraph.graph.from_ogb import read_ogb
 from fullgraph.graph.from_pyg import from_data, read_pyg
 from fullgraph.graph.planted import generate, parse_planted
 from fullgraph.graph.splits import random_split
-from fullgraph.graph.validate import validate
+from fullgraph.graph.typed import Nodes, TypedGraph, canonical_typed
+from fullgraph.graph.validate import validate, validate_typed
 from fullgraph.graph.whole import WholeGraph, canonical, count_classes, count_relations
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
 
-Source = Union["WholeGraph", "Data", str, "PathLike[str]"]
+Source = Union["WholeGraph", "TypedGraph", "Data", "HeteroData", str, "PathLike[str]"]
 
 DEFAULT_ROOT = Path("~/.cache/fullgraph")
 ACCEPTED = """\
-  a PyG Data, or a fullgraph.graph.whole.WholeGraph
+  a PyG Data or HeteroData, or a fullgraph.graph.whole.WholeGraph
   path/to/graph.npz                      plain arrays (edge_index, num_nodes, x, y, ...)
   pyg:Cora, pyg:Reddit, pyg:Coauthor/CS  a dataset of PyG, downloaded by PyG
   ogb:ogbn-arxiv                         a dataset of OGB (pip install fullgraph[ogb])
@@ -41,8 +42,10 @@ def read(
     val: float = 0.2,
     allow_nonfinite: bool = False,
     root: str | PathLike[str] = DEFAULT_ROOT,
-) -> WholeGraph:
+) -> WholeGraph | TypedGraph:
     """The graph of a source, checked, in the dtypes that `WholeGraph` promises.
+
+    A HeteroData, and a dataset that is one, is read into a `TypedGraph`.
 
     Args:
         source: one of the forms listed in `ACCEPTED`.
@@ -57,6 +60,13 @@ def read(
             fails `validate`.
     """
     graph = _dispatch(source, split, Path(root).expanduser())
+    if isinstance(graph, TypedGraph):
+        validate_typed(graph, allow_nonfinite)
+        graph = canonical_typed(graph)
+        if not any(nodes.masks for nodes in graph.nodes):
+            split_nodes = (_with_split(nodes, train, val, seed) for nodes in graph.nodes)
+            graph = replace(graph, nodes=tuple(split_nodes))
+        return graph
     validate(graph, allow_nonfinite)
     graph = canonical(graph)
     if not graph.masks and graph.y is not None:
@@ -64,12 +74,24 @@ def read(
     return graph
 
 
+def _with_split(nodes: Nodes, train: float, val: float, seed: int) -> Nodes:
+    if nodes.y is None:
+        return nodes
+    return replace(nodes, masks=random_split(_known(nodes.y), train, val, seed))
+
+
 def _known(y: Tensor) -> Tensor:
     """bool [N]: nodes with a label."""
     return y != -1 if y.dim() == 1 else torch.ones(y.shape[0], dtype=torch.bool)
 
 
-def _dispatch(source: Source, split: int, root: Path) -> WholeGraph:
+def _dispatch(source: Source, split: int, root: Path) -> WholeGraph | TypedGraph:
+    if isinstance(source, TypedGraph):
+        counted = (
+            replace(nodes, num_classes=nodes.num_classes or count_classes(nodes.y))
+            for nodes in source.nodes
+        )
+        return replace(source, nodes=tuple(counted))
     if isinstance(source, WholeGraph):
         classes = source.num_classes or count_classes(source.y)
         relations = source.num_relations or count_relations(source.edge_type)

@@ -5,11 +5,14 @@ Letters: N nodes, E edges, F features, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from fullgraph.graph.typed import Nodes, TypedGraph
 from fullgraph.graph.whole import SPLITS, WholeGraph
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -24,24 +27,83 @@ def validate(graph: WholeGraph, allow_nonfinite: bool = False) -> None:
     `allow_nonfinite` permits NaN and infinity in features, edge weights and edge attributes.
     """
     _check_nodes(graph.num_nodes)
-    _check_edges(graph)
+    _check_edge_index(graph.edge_index, (graph.num_nodes, graph.num_nodes))
     _check_floats("x", graph.x, (graph.num_nodes, None), allow_nonfinite)
     _check_floats("edge_weight", graph.edge_weight, (graph.num_edges,), allow_nonfinite)
     _check_floats("edge_attr", graph.edge_attr, (graph.num_edges, None), allow_nonfinite)
     _check_types(graph)
     _check_labels(graph)
     _check_masks(graph)
+    if "train" in graph.masks and not bool(graph.masks["train"].any()):
+        raise ValueError("train_mask has no True value: there is no node to train on")
 
 
-def _check_nodes(num_nodes: int) -> None:
+def validate_typed(graph: TypedGraph, allow_nonfinite: bool = False) -> None:
+    """The same for a graph with several types of nodes; messages start with the type or relation.
+
+    A type may have no nodes, and a relation no edges. Where types have training masks, one of them
+    must have a node in it.
+    """
+    _check_names(graph)
+    for nodes in graph.nodes:
+        with _of(f"node type {nodes.name!r}"):
+            _check_nodes(nodes.num_nodes, at_least=0)
+            _check_floats("x", nodes.x, (nodes.num_nodes, None), allow_nonfinite)
+            _check_labels(nodes)
+            _check_masks(nodes)
+    if graph.num_nodes == 0:
+        raise ValueError("no node type has any nodes: a graph needs at least one node")
+    training = [nodes.masks["train"] for nodes in graph.nodes if "train" in nodes.masks]
+    if training and not any(bool(mask.any()) for mask in training):
+        raise ValueError("train_mask has no True value in any node type: no node to train on")
+    counts = {nodes.name: nodes.num_nodes for nodes in graph.nodes}
+    for relation in graph.relations:
+        with _of(f"relation {relation.key}"):
+            ends = (relation.source, relation.target)
+            for name in ends:
+                if name not in counts:
+                    raise ValueError(f"there is no node type {name!r}; there are {[*counts]}")
+            _check_edge_index(
+                relation.edge_index, [counts[name] for name in ends], [f" of {n!r}" for n in ends]
+            )
+            num_edges = relation.num_edges
+            _check_floats("edge_weight", relation.edge_weight, (num_edges,), allow_nonfinite)
+            _check_floats("edge_attr", relation.edge_attr, (num_edges, None), allow_nonfinite)
+
+
+@contextmanager
+def _of(what: str) -> Iterator[None]:
+    """Say in a ValueError of the block which type it is about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def _check_names(graph: TypedGraph) -> None:
+    if not graph.nodes:
+        raise ValueError("there are no node types: a graph needs at least one")
+    names = [nodes.name for nodes in graph.nodes]
+    keys = [relation.key for relation in graph.relations]
+    for what, listed in (("node type", names), ("relation", keys)):
+        twice = [name for name, count in Counter[object](listed).items() if count > 1]
+        if twice:
+            raise ValueError(f"{what} {twice[0]!r} is there twice")
+    for text in (*names, *(text for key in keys for text in key)):
+        if not isinstance(text, str):
+            raise ValueError(f"types are named by texts, got {text!r}")
+
+
+def _check_nodes(num_nodes: int, at_least: int = 1) -> None:
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int):
         raise ValueError(f"num_nodes must be a whole number, got {num_nodes!r}")
-    if num_nodes < 1:
-        raise ValueError(f"num_nodes is {num_nodes}: a graph needs at least one node")
+    if num_nodes < at_least:
+        why = "a graph needs at least one node" if at_least else "it cannot be negative"
+        raise ValueError(f"num_nodes is {num_nodes}: {why}")
 
 
-def _check_edges(graph: WholeGraph) -> None:
-    edges = graph.edge_index
+def _check_edge_index(edges: Tensor, counts: Sequence[int], of: Sequence[str] = ("", "")) -> None:
+    """counts, of: how many nodes the sources and the destinations are ids of, and whose."""
     if not isinstance(edges, Tensor):
         raise ValueError(f"edge_index must be a tensor, got {type(edges).__name__}")
     if edges.dim() != 2 or edges.shape[0] != 2:
@@ -59,9 +121,10 @@ def _check_edges(graph: WholeGraph) -> None:
         at, why = -1, ""
         if int(ids.min()) < 0:
             at, why = _find(ids, lambda part: part < 0), "ids start at 0"
-        elif int(ids.max()) >= graph.num_nodes:
-            at = _find(ids, lambda part: part >= graph.num_nodes)
-            why = f"ids must be below num_nodes = {graph.num_nodes}"
+        elif int(ids.max()) >= counts[row]:
+            count = counts[row]
+            at = _find(ids, lambda part: part >= count)  # noqa: B023
+            why = f"ids must be below num_nodes = {counts[row]}{of[row]}"
         if why:
             raise ValueError(f"edge_index[{row}, {at}] is {int(ids[at])}: {why}")
 
@@ -139,7 +202,7 @@ def _check_types(graph: WholeGraph) -> None:
         raise ValueError(f"{_where('edge_type', types, at)}: not below num_relations = {relations}")
 
 
-def _check_labels(graph: WholeGraph) -> None:
+def _check_labels(graph: WholeGraph | Nodes) -> None:
     y = graph.y
     if y is None:
         return
@@ -149,6 +212,8 @@ def _check_labels(graph: WholeGraph) -> None:
     _check_shape("y", y, (graph.num_nodes,))
     if y.dtype not in INTEGERS:
         raise ValueError(f"y of shape [N] must hold integer classes, got {y.dtype}{_first(y)}")
+    if y.numel() == 0:
+        return
     if int(y.min()) < -1:
         at = _find(y, lambda part: part < -1)
         raise ValueError(f"{_where('y', y, at)}: classes start at 0, and -1 means unknown")
@@ -157,7 +222,7 @@ def _check_labels(graph: WholeGraph) -> None:
         raise ValueError(f"{_where('y', y, at)}: not below num_classes = {graph.num_classes}")
 
 
-def _check_masks(graph: WholeGraph) -> None:
+def _check_masks(graph: WholeGraph | Nodes) -> None:
     for key, mask in graph.masks.items():
         name = f"{key}_mask"
         if key not in SPLITS:
@@ -171,8 +236,6 @@ def _check_masks(graph: WholeGraph) -> None:
                 at = _find(unknown, lambda part: part)
                 raise ValueError(f"{name}[{at}] is True, but y[{at}] is -1 (unknown)")
     _check_disjoint(graph.masks)
-    if "train" in graph.masks and not bool(graph.masks["train"].any()):
-        raise ValueError("train_mask has no True value: there is no node to train on")
 
 
 def _check_disjoint(masks: dict[str, Tensor]) -> None:

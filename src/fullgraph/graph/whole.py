@@ -92,20 +92,21 @@ def canonical(graph: WholeGraph) -> WholeGraph:
     ids = torch.int32 if graph.num_nodes < 2**31 else torch.int64
     y, types = graph.y, graph.edge_type
     if y is not None:
-        y = y.to(torch.int64) if y.dim() == 1 else _floating(y)
+        y = y.to(torch.int64) if y.dim() == 1 else floating(y)
     return replace(
         graph,
         edge_index=graph.edge_index.to(ids).contiguous(),
-        x=_floating(graph.x),
+        x=floating(graph.x),
         y=None if y is None else y.contiguous(),
         masks={key: graph.masks[key].contiguous() for key in SPLITS if key in graph.masks},
-        edge_weight=_floating(graph.edge_weight),
-        edge_attr=_floating(graph.edge_attr),
+        edge_weight=floating(graph.edge_weight),
+        edge_attr=floating(graph.edge_attr),
         edge_type=None if types is None else types.to(torch.int64).contiguous(),
     )
 
 
-def _floating(values: Tensor | None) -> Tensor | None:
+def floating(values: Tensor | None) -> Tensor | None:
+    """Contiguous, and float32 unless it has one of the dtypes that stay as they came."""
     if values is None:
         return None
     return (values if values.dtype in KEPT else values.to(torch.float32)).contiguous()
