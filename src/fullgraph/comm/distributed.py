@@ -26,10 +26,11 @@ from fullgraph.graph.parts import GraphMeta, Part, Partitioned
 from fullgraph.kernels import group_by
 
 if TYPE_CHECKING:
+    from fullgraph.comm.reverse import EdgeMove
     from fullgraph.comm.seeds import SeedGraphs
 
 DEFAULT_BLOCK_BYTES = 8 << 20
-_PER_EDGE = ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type")
+PER_EDGE = ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type")
 
 
 @dataclass
@@ -136,6 +137,7 @@ class DistributedGraph:
         default_factory=weakref.WeakKeyDictionary, repr=False
     )
     _looped: DistributedGraph | None = field(default=None, repr=False)
+    _reversed: tuple[DistributedGraph, EdgeMove] | None = field(default=None, repr=False)
     base: DistributedGraph | None = field(default=None, repr=False)
     source_rows: Tensor | None = None
     target_rows: Tensor | None = None
@@ -365,8 +367,9 @@ class DistributedGraph:
         view.plan = replace(
             self.plan, send_rows=tuple(rows.to(device) for rows in self.plan.send_rows)
         )
-        view._kept, view._looped, view.layer_cache = {}, None, weakref.WeakKeyDictionary()
-        for name in _PER_EDGE:
+        view._kept, view._looped, view._reversed = {}, None, None
+        view.layer_cache = weakref.WeakKeyDictionary()
+        for name in PER_EDGE:
             view.__dict__.pop(name, None)
         return view
 
@@ -374,8 +377,26 @@ class DistributedGraph:
         """The same graph under another schedule; edges, rows and the account are shared."""
         view = copy.copy(self)
         view.schedule = Schedule.parse(schedule)
-        view._looped, view.layer_cache = None, weakref.WeakKeyDictionary()
+        view._looped, view._reversed, view.layer_cache = None, None, weakref.WeakKeyDictionary()
         return view
+
+    def reversed(self) -> tuple[DistributedGraph, EdgeMove]:
+        """The graph with every edge turned round, and the way of edge values to its edges.
+
+        Built at the first call, which all ranks make. Raises ValueError for a relation between two
+        types of nodes and for a layer of `for_seeds`.
+        """
+        if self._reversed is None:
+            from fullgraph.comm.reverse import reverse
+
+            self._reversed = reverse(self)
+        return self._reversed
+
+    def flip(self, dims: int | Sequence[int]) -> DistributedGraph:
+        """`reversed`, for models that write edge_index.flip([0])."""
+        if tuple([dims] if isinstance(dims, int) else dims) not in ((0,), (-2,)):
+            raise ValueError(f"only flip([0]), which turns edges round, is defined, got {dims}")
+        return self.reversed()[0]
 
     def with_self_loops(self) -> DistributedGraph:
         """The same graph with exactly one self-loop a node, as PyG's `add_remaining_self_loops`:
@@ -389,9 +410,9 @@ class DistributedGraph:
                 edges = self._edges_with_self_loops()
             # A view of its own on every rank, so that all ranks keep the same things.
             view = copy.copy(self)
-            view._kept, view._looped, view.base = {}, view, self
+            view._kept, view._looped, view._reversed, view.base = {}, view, None, self
             view.edges = edges or Edges(self.edges.blocks, None, adds_loops=True)
-            for name in _PER_EDGE:
+            for name in PER_EDGE:
                 view.__dict__.pop(name, None)
             self._looped = view
         return self._looped
