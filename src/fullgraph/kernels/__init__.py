@@ -13,6 +13,18 @@ may be float32, float64 or bfloat16; sums over bfloat16 are in float32.
 
 from __future__ import annotations
 
+from fullgraph.kernels._attention import (
+    EdgeDropout,
+    dot,
+    dot_grad_source,
+    dot_grad_target,
+    gat,
+    gat_grad,
+    gatv2,
+    gatv2_grad_source,
+    gatv2_grad_target,
+    head_dots,
+)
 from fullgraph.kernels._checks import validate_csr
 from fullgraph.kernels._edges import (
     extremum,
@@ -26,13 +38,23 @@ from fullgraph.kernels._ops import available_isas, isa, max_threads
 from fullgraph.kernels._rows import dropout, gather_rows, scatter_add_rows
 
 __all__ = [
+    "EdgeDropout",
     "available_isas",
+    "dot",
+    "dot_grad_source",
+    "dot_grad_target",
     "dropout",
     "extremum",
     "extremum_grad_source",
     "extremum_grad_weight",
+    "gat",
+    "gat_grad",
     "gather_rows",
+    "gatv2",
+    "gatv2_grad_source",
+    "gatv2_grad_target",
     "group_by",
+    "head_dots",
     "isa",
     "max_threads",
     "scatter_add_rows",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgraph.kernels import reference
+from fullgraph.kernels import reference, reference_attention
 from fullgraph.kernels._runtime import load_native
 
 native = load_native()
@@ -73,3 +73,24 @@ extremum_grad_weight = _register(reference.extremum_grad_weight, native.extremum
 gather_rows = _register(reference.gather_rows, _gather_on_cpu, "out")
 scatter_add_rows = _register(reference.scatter_add_rows, native.scatter_add_rows, "out")
 dropout = _register(reference.dropout, _dropout_on_cpu, "out")
+gat = _register(reference_attention.gat, reference_attention.gat, "out top total")
+gat_grad = _register(
+    reference_attention.gat_grad, reference_attention.gat_grad,
+    "dvalue dsource_logit dtarget_logit dedge_logit",
+)  # fmt: skip
+gatv2 = _register(reference_attention.gatv2, reference_attention.gatv2, "out top total")
+gatv2_grad_target = _register(
+    reference_attention.gatv2_grad_target, reference_attention.gatv2_grad_target,
+    "dtarget datt dedge",
+)  # fmt: skip
+gatv2_grad_source = _register(
+    reference_attention.gatv2_grad_source, reference_attention.gatv2_grad_source, "dsource"
+)
+dot = _register(reference_attention.dot, reference_attention.dot, "out top total")
+dot_grad_target = _register(
+    reference_attention.dot_grad_target, reference_attention.dot_grad_target, "dquery dedge"
+)
+dot_grad_source = _register(
+    reference_attention.dot_grad_source, reference_attention.dot_grad_source, "dkey dvalue"
+)
+head_dots = _register(reference_attention.head_dots, reference_attention.head_dots, "out")
