@@ -121,17 +121,11 @@ class InstanceNorm(_GlobalNorm, pyg.InstanceNorm):
     """Instance norm (arXiv 1607.08022): for a single graph, what batch norm computes, in
     evaluation too unless it tracks running statistics."""
 
-    def _is_row_wise(self) -> bool:
-        return self.track_running_stats and not self.training
-
-    def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: Any = None) -> Tensor:
-        if batch is None and running_graph() is not None and self._is_row_wise():
+    def _normalised(self, x: Tensor, rows: _AllRows) -> Tensor:
+        if self.track_running_stats and not self.training:
             return F.batch_norm(
                 x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
-        return super().forward(x, batch, batch_size)
-
-    def _normalised(self, x: Tensor, rows: _AllRows) -> Tensor:
         return batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, self.momentum, self.eps,
             num_rows=rows.count, group=rows.graph.group,
