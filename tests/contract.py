@@ -2,12 +2,16 @@
 
 Loss, every output row, and the gradients of the input, of the edge weights and of every parameter
 equal those of the unmodified PyG model on the whole graph in one process.
+
+`check_contract` is for models of a graph's features and edge weights; `reference_steps` and
+`check_inputs` for models called as `model(inputs, edge_index)`, with rows of nodes and of edges by
+name.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,10 +97,12 @@ def check_contract(
 
 def compare(
     what: str, ours: dict[str, Tensor | None], expected: dict[str, Tensor | None],
-    graph: DistributedGraph,
+    graph: DistributedGraph, nodes: Collection[str] = ("x",),
+    edges: Collection[str] = ("edge_weight",),
 ) -> None:  # fmt: skip
-    where = dict.fromkeys(("out", "x.grad", "evaluation"), graph.node_id)
-    where["edge_weight.grad"] = graph.edge_id
+    """nodes, edges: names of the inputs that have a row for each of them."""
+    where = dict.fromkeys(("out", "evaluation", *(f"{n}.grad" for n in nodes)), graph.node_id)
+    where |= dict.fromkeys((f"{name}.grad" for name in edges), graph.edge_id)
     # The bias before a batch norm has a gradient of 0: terms as large as its neighbours' cancel.
     grads = [v for n, v in expected.items() if n.endswith(".grad") and v is not None]
     largest = max(float(g.abs().max()) for g in grads if g.numel())
@@ -167,4 +173,102 @@ def _results(
     for name, parameter in model.named_parameters():
         grad = parameter.grad
         results[f"{name}.grad"] = None if grad is None else grad.clone()
+    return results
+
+
+# Models of named inputs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InputsCase:
+    """A model called as `model(inputs, edge_index)` on a graph.
+
+    nodes, edges: rows of the whole graph, by name. Those that are floating point get a gradient,
+    but for `constants`. `replaces_loops`: as in `Case`, of the input "edge_weight".
+    """
+
+    make: Callable[[], torch.nn.Module]
+    data: Any
+    nodes: dict[str, Tensor]
+    edges: dict[str, Tensor]
+    constants: Collection[str] = ()
+    replaces_loops: bool = False
+
+    def inputs(self, rows: Tensor | None = None, edges: Tensor | None = None) -> dict[str, Tensor]:
+        """Copies of the inputs, of some rows and edges, that collect gradients."""
+        taken = {name: _take(value, rows) for name, value in self.nodes.items()}
+        taken |= {name: _take(value, edges) for name, value in self.edges.items()}
+        for name, value in taken.items():
+            value.requires_grad_(value.is_floating_point() and name not in self.constants)
+        return taken
+
+
+def _take(value: Tensor, rows: Tensor | None) -> Tensor:
+    return value.clone() if rows is None else value[rows].clone()
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What unmodified PyG does, step by step, and the model before and after it."""
+
+    start: torch.nn.Module
+    end: torch.nn.Module
+    steps: list[dict[str, Tensor | None]]
+
+
+def reference_steps(case: InputsCase, steps: int = 2) -> Reference:
+    torch.manual_seed(0)
+    model = case.make().double()
+    start, results = copy.deepcopy(model), []
+    data = case.data
+    for _ in range(steps):
+        inputs = case.inputs()
+        model.zero_grad()
+        out = model(inputs, data.edge_index)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        loss.backward()
+        if case.replaces_loops and inputs["edge_weight"].grad is not None:
+            inputs["edge_weight"].grad[~last_of_loops(data.edge_index)] = 0
+        results.append(_inputs_results(model, out, loss, inputs, data.edge_index))
+    return Reference(start, model, results)
+
+
+def inputs_step(
+    model: torch.nn.Module, inputs: dict[str, Tensor], graph: DistributedGraph
+) -> dict[str, Tensor | None]:
+    """One step of a converted model, and an evaluation."""
+    model.zero_grad()
+    for value in inputs.values():
+        value.grad = None
+    out = model(inputs, graph)
+    loss = fullgraph.cross_entropy(out, graph.y, graph.train_mask, group=graph.group)
+    loss.backward()
+    fullgraph.sum_gradients(model, graph.group)
+    return _inputs_results(model, out, loss, inputs, graph)
+
+
+def check_inputs(case: InputsCase, reference: Reference, graph: DistributedGraph) -> None:
+    """Run on every rank, on its share of `case.data`."""
+    model = fullgraph.convert(copy.deepcopy(reference.start))
+    inputs = case.inputs(graph.node_id, graph.edge_id)
+    for step, expected in enumerate(reference.steps):
+        ours = inputs_step(model, inputs, graph)
+        compare(f"step {step}", ours, expected, graph, case.nodes, case.edges)
+    buffers = dict(model.named_buffers())
+    for name, buffer in reference.end.named_buffers():
+        assert_same(f"buffer {name}", buffers[name], buffer)
+
+
+def _inputs_results(
+    model: torch.nn.Module, out: Tensor, loss: Tensor, inputs: dict[str, Tensor], graph: Any
+) -> dict[str, Tensor | None]:
+    results: dict[str, Tensor | None] = {"loss": loss.detach(), "out": out.detach()}
+    leaves = {name: value for name, value in inputs.items() if value.requires_grad}
+    leaves |= {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, leaf in leaves.items():
+        results[f"{name}.grad"] = None if leaf.grad is None else leaf.grad.clone()
+    training = model.training
+    with torch.no_grad():
+        results["evaluation"] = model.eval()(inputs, graph)
+    model.train(training)
     return results
