@@ -273,9 +273,11 @@ class DistributedGraph:
         if self.base is not None:
             with ordinary_tensors():
                 ids, origin = self.base.edge_id.to(self.node_id.device), self.edges.origin
+                if origin is None:
+                    return ids
                 if self.edges.adds_loops:
                     ids = torch.cat([ids, self.meta.num_edges + self.node_id])
-                return ids if origin is None else ids[origin]
+                return ids[origin]
         ids_as_read = self._edge_field("edge_id")
         assert ids_as_read is not None  # every part has it
         return ids_as_read
