@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fullgraph.comm.group import CommError as CommError
     from fullgraph.comm.group import Group as Group
     from fullgraph.comm.group import init as init
+    from fullgraph.comm.hetero import DistributedHeteroGraph as DistributedHeteroGraph
     from fullgraph.comm.load import LoadError as LoadError
     from fullgraph.comm.load import load as load
     from fullgraph.comm.schedule import Schedule as Schedule
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 _HOME = {
     "comm.distributed": "DistributedGraph",
     "comm.group": "CommError Group init",
+    "comm.hetero": "DistributedHeteroGraph",
     "comm.load": "LoadError load",
     "comm.schedule": "Schedule oneshot sequential",
     "nn.convert": "UnsupportedLayerError convert",

@@ -76,7 +76,7 @@ def test_every_array_of_a_part_is_expected(meta: GraphMeta) -> None:
         (lambda c: c.update(version=3), r"version 3; this fullgraph reads up to 2. Upgrade it"),
         (lambda c: c.update(version="1"), "version is '1', not a version number"),
         (lambda c: c.update(version=True), "version is True"),
-        (lambda c: c.update(version=2), "'num_relations' is missing"),
+        (lambda c: c.update(version=2), "'node_types' is missing"),
         (lambda c: c.pop("num_nodes"), "'num_nodes' is missing"),
         (lambda c: c.update(num_nodes=-1), "num_nodes is -1, not a count"),
         (lambda c: c.update(num_nodes=2.5), "num_nodes is 2.5, not a count"),

@@ -50,23 +50,48 @@ def _graph_tables(folder: Path, verify: bool) -> list[Table]:
         table.add_row(str(k), *(f"{n:,}" for n in row))
     table.add_section()
     table.add_row("max/mean", *(f"{_imbalance(c):.3f}" for c in counts))
-    return [_facts(meta.name, _graph_facts(meta, verify)), table]
+    return [_facts(meta.name, _graph_facts(meta, verify)), *_type_tables(meta), table]
 
 
 def _graph_facts(meta: GraphMeta, verified: bool) -> dict[str, Any]:
     arrays = [f"{f.name} {f.dtype} {['E' if f.of_edges else 'N', *f.shape]}" for f in meta.fields]
     typed = {"relations": meta.num_relations} if meta.field("edge_type") else {}
+    if meta.node_types:
+        typed = {"node types": len(meta.node_types), **typed}
     return {
         "nodes": f"{meta.num_nodes:,}",
         "edges": f"{meta.num_edges:,}",
         **typed,
-        "features": meta.num_features,
+        **({} if meta.node_types else {"features": meta.num_features}),
         "classes": meta.num_classes,
         "placement": meta.placement,
         "arrays": "\n".join(text.replace("'", "") for text in arrays),
         "fingerprint": meta.fingerprint[:16],
         "checksums": "all right" if verified else "not compared (--verify)",
     }
+
+
+def _type_tables(meta: GraphMeta) -> list[Table]:
+    """The node types and relations of a graph, with counts; none where nodes have no types."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not meta.node_types:
+        return []
+    nodes = Table("", "node type", "nodes", "features", "classes", "in a part")
+    for t, node_type in enumerate(meta.node_types):
+        sizes = (node_type.num_nodes, node_type.num_features, node_type.num_classes)
+        counts = (f"{n:,}" for n in sizes)
+        nodes.add_row(str(t), escape(node_type.name), *counts, _range(node_type.part_nodes))
+    edges = Table("", "source", "relation", "target", "edges", "into a part")
+    for r, relation in enumerate(meta.relations):
+        names = map(escape, relation.key)
+        edges.add_row(str(r), *names, f"{relation.num_edges:,}", _range(relation.part_edges))
+    return [nodes, edges]
+
+
+def _range(counts: tuple[int, ...]) -> str:
+    return f"{min(counts):,} to {max(counts):,}"
 
 
 def _imbalance(counts: tuple[int, ...]) -> float:

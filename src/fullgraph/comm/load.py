@@ -11,6 +11,7 @@ import torch
 
 from fullgraph.comm.distributed import DEFAULT_BLOCK_BYTES, DistributedGraph
 from fullgraph.comm.group import Group
+from fullgraph.comm.hetero import DistributedHeteroGraph
 from fullgraph.comm.schedule import Schedule
 from fullgraph.graph.folder import PartitionedFolder, save
 from fullgraph.graph.partition import partition
@@ -26,7 +27,7 @@ def load(
     source: Any, *, group: Group | None = None, schedule: str | Schedule | None = None,
     parts: int | None = None, method: str = "metis", seed: int = 0,
     max_block_bytes: int = DEFAULT_BLOCK_BYTES, **read_options: Any,
-) -> DistributedGraph:  # fmt: skip
+) -> Any:  # fmt: skip
     """This rank's share of a graph. Every rank of the group calls it with the same arguments.
 
     A partitioned folder is opened by every rank, each its own parts only. Anything else is read
@@ -34,14 +35,17 @@ def load(
     for ranks on several hosts, partition first, onto a disk that all of them see).
 
     Args:
-        source: a partitioned folder, or what `read` accepts: a PyG `Data`, an `.npz`, "pyg:Cora",
-            "ogb:ogbn-arxiv", "planted:nodes=1e5,edges=1e6".
+        source: a partitioned folder, or what `read` accepts: a PyG `Data` or `HeteroData`, an
+            `.npz`, "pyg:Cora", "ogb:ogbn-arxiv", "planted:nodes=1e5,edges=1e6".
         group: what `init` returned; by default the default group of torch.distributed.
         schedule: "sequential" (default) or "oneshot"; see `Schedule`.
         parts: how many parts to make, by default one a rank. Not for a partitioned folder.
         method, seed: of partitioning: "metis", "random" or "contiguous".
         max_block_bytes: the largest message of rows.
         read_options: for `read`, such as `split`.
+
+    Returns:
+        A `DistributedGraph`; a `DistributedHeteroGraph` where nodes have types (`HeteroData`).
 
     Raises:
         LoadError: the source cannot be read, on whichever rank; with the reason.
@@ -52,7 +56,7 @@ def load(
         if parts is not None:
             raise ValueError(f"parts={parts} given for {source}, which is partitioned already")
         folder = PartitionedFolder.open(source)
-        return DistributedGraph.build(folder, group, schedule, max_block_bytes)
+        return share(folder, group, schedule, max_block_bytes)
     parts = group.size if parts is None else parts
     if parts < group.size:
         raise ValueError(
@@ -60,10 +64,20 @@ def load(
         )
     if group.size == 1:
         whole = partition(read(source, **read_options), parts, method=method, seed=seed)
-        return DistributedGraph.build(whole, group, schedule, max_block_bytes)
+        return share(whole, group, schedule, max_block_bytes)
     return _through_folder(
         group, source, parts, method, seed, read_options, schedule, max_block_bytes
     )
+
+
+def share(
+    partitioned: Partitioned, group: Group, schedule: str | Schedule | None = None,
+    max_block_bytes: int = DEFAULT_BLOCK_BYTES,
+) -> DistributedGraph | DistributedHeteroGraph:  # fmt: skip
+    """This rank's share of a partitioned graph; the second where its nodes have types."""
+    if partitioned.meta.node_types:
+        return DistributedHeteroGraph.build(partitioned, group, schedule, max_block_bytes)
+    return DistributedGraph.build(partitioned, group, schedule, max_block_bytes)
 
 
 def is_folder(source: Any) -> bool:
@@ -74,7 +88,7 @@ def is_folder(source: Any) -> bool:
 def _through_folder(
     group: Group, source: Any, parts: int, method: str, seed: int, read_options: dict[str, Any],
     schedule: str | Schedule | None, max_block_bytes: int,
-) -> DistributedGraph:  # fmt: skip
+) -> DistributedGraph | DistributedHeteroGraph:  # fmt: skip
     """Rank 0 partitions into a temporary folder, all open it, and it is removed: what is mapped
     into memory stays readable."""
     parent = Path(tempfile.mkdtemp(prefix="fullgraph-")) if group.rank == 0 else None
@@ -95,7 +109,7 @@ def _through_folder(
                 "the graph into a folder on a disk that all hosts share, and load that"
             )
         opened = _OpenParts(PartitionedFolder.open(path))
-        graph = DistributedGraph.build(opened, group, schedule, max_block_bytes)
+        graph = share(opened, group, schedule, max_block_bytes)
         group.all_reduce(torch.zeros(1), "the end of loading")
         return graph
     finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class Ownership:
     def of_parts(first_part: Sequence[int], part_nodes: Sequence[int]) -> Ownership:
         """That of parts with so many nodes each, shared as `first_part` says."""
         row_base, num_owned = [], []
-        for first, end in zip(first_part, first_part[1:]):
+        for first, end in pairwise(first_part):
             rows = 0
             for k in range(first, end):
                 row_base.append(rows)
