@@ -11,7 +11,8 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
-from fullgraph.nn.layers import LAYERS, check_layer
+from fullgraph.nn.generic import check_generic
+from fullgraph.nn.layers import LAYERS, layer_class
 from fullgraph.nn.norms import NORMS
 from fullgraph.nn.propagation import LABEL_MODELS, check_propagation
 from fullgraph.nn.rows import RowFunctions, is_running
@@ -39,15 +40,19 @@ class Converted:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         graph = _find_graph([*args, *kwargs.values()])
+        inner = self.__dict__.get("forward_of_instance") or super().forward  # type: ignore[misc]
         if graph is None or is_running():  # the outer model's pass looks after this one
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+            return inner(*args, **kwargs)
         if not self.parameters_checked:
             check_same_parameters(self, graph.group)  # type: ignore[arg-type]
             self.parameters_checked = True
         with RowFunctions(graph, self.dropout_seed, self.dropout_step) as rows:
-            out = super().forward(*args, **kwargs)  # type: ignore[misc]
+            out = inner(*args, **kwargs)
         self.dropout_step += rows.num_dropouts > 0
         return out
+
+    def _set_jittable_template(self, raise_on_error: bool = False) -> None:
+        """Nothing: a copy of PyG's Sequential would put its own `forward` in the place of ours."""
 
 
 def convert(model: Model, seed: int = 0) -> Model:
@@ -73,19 +78,22 @@ def convert(model: Model, seed: int = 0) -> Model:
     for path, module in _outermost(modules):
         _check(path or "(the model)", module, alone=module is model)
     for path, module in modules:
-        if type(module) in LAYERS:
-            module.__class__ = LAYERS[type(module)]
-            module.__dict__.pop("propagate", None)  # PyG sometimes binds its own to the instance
-            module.fullgraph_layer = path or type(module).__name__
-        elif type(module) in _OTHERS:
+        if type(module) in _OTHERS:
             module.__class__ = _OTHERS[type(module)]
             if isinstance(module, MessagePassing):
                 module.fullgraph_layer = path or type(module).__name__
+        elif isinstance(module, MessagePassing):
+            module.__class__ = layer_class(module)
+            for name in ("propagate", "edge_updater"):  # PyG sometimes binds its own
+                module.__dict__.pop(name, None)
+            module.fullgraph_layer = path or type(module).__name__
     kind = type(model)
     model.__class__ = type(kind.__name__, (Converted, kind), {"__module__": kind.__module__})
     converted: Any = model
     converted.dropout_seed, converted.dropout_step = seed, 0
     converted.parameters_checked = False
+    if "forward" in model.__dict__:  # as PyG's Sequential has it
+        converted.forward_of_instance = model.__dict__.pop("forward")
     return model
 
 
@@ -130,7 +138,7 @@ def _check(path: str, module: torch.nn.Module, alone: bool) -> None:
     if isinstance(module, tuple(_OTHERS)):
         reason = _check_other(module, alone)
     elif isinstance(module, MessagePassing):
-        reason = check_layer(module)
+        reason = check_generic(module)
     elif isinstance(module, torch.nn.modules.instancenorm._InstanceNorm):
         reason = "it normalises over the nodes of one rank; use torch_geometric.nn.InstanceNorm"
     elif isinstance(module, _MIXTURES):

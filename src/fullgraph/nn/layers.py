@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.nn.generic import Generic, generic
 from fullgraph.nn.normalize import Normalized, gcn_normalized
 from fullgraph.nn.rows import outside_rows
 from fullgraph.ops.aggregate import aggregate
@@ -29,10 +30,8 @@ class _CacheKey:
     """The key of one layer; equal to itself only."""
 
 
-class _Linear(MessagePassing):
+class _Linear(Generic):
     """Messages w[e] · x[src(e)], reduced by the layer's aggregation."""
-
-    fullgraph_layer: str
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         if not isinstance(edge_index, DistributedGraph):
@@ -40,10 +39,6 @@ class _Linear(MessagePassing):
         x = kwargs["x"]
         x = x[0] if isinstance(x, (tuple, list)) else x
         return self._aggregate(edge_index, x, kwargs.get("edge_weight"))
-
-    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        """Nothing: PyG has prepared its class, and would put its own `propagate` on ours when a
-        layer is copied."""
 
     @outside_rows
     def _aggregate(self, graph: DistributedGraph, x: Tensor, weight: Tensor | None) -> Tensor:
@@ -194,25 +189,17 @@ LAYERS: dict[type[MessagePassing], type[MessagePassing]] = {
 }
 
 
-def check_layer(layer: MessagePassing) -> str | None:
-    """Why this layer cannot run on a distributed graph, or None."""
-    if type(layer) not in LAYERS and not isinstance(layer, tuple(LAYERS.values())):
-        return "its messages are not known to be linear in the source's features"
-    if not isinstance(layer.aggr, str) or layer.aggr not in SUPPORTED_AGGREGATIONS:
-        names = ", ".join(sorted(SUPPORTED_AGGREGATIONS))
-        return f"aggr={layer.aggr!r} is not supported; these are: {names}"
-    if layer.flow != "source_to_target":
-        return "flow='target_to_source'; reverse the edges of the graph instead"
-    if layer.decomposed_layers > 1:
-        return f"decomposed_layers={layer.decomposed_layers}; 1 is supported"
-    if layer.node_dim not in (-2, 0):
-        return f"node_dim={layer.node_dim}; nodes must come first"
-    hooks = ("_propagate_forward_pre_hooks", "_propagate_forward_hooks",
-             "_message_forward_pre_hooks", "_message_forward_hooks",
-             "_aggregate_forward_pre_hooks", "_aggregate_forward_hooks")  # fmt: skip
-    if any(getattr(layer, name, None) for name in hooks) or layer.explain:
-        return "it has hooks on its messages or is being explained"
-    return None
+def layer_class(layer: MessagePassing) -> type[MessagePassing]:
+    """The class that this layer becomes: its own counterpart here, or the generic one of its class
+    where an option reaches beyond what that does."""
+    kind = LAYERS.get(type(layer))
+    linear = (
+        isinstance(layer.aggr, str)
+        and layer.aggr in SUPPORTED_AGGREGATIONS
+        and layer.flow == "source_to_target"
+        and layer.node_dim in (-2, 0)
+    )
+    return kind if kind is not None and linear else generic(type(layer))
 
 
 def _is_plain(lin: Any) -> bool:

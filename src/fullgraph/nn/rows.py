@@ -33,7 +33,7 @@ _LOSSES = {
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.kl_div,
 }  # fmt: skip
 
-_REDUCTIONS = {
+REDUCTIONS = {
     getattr(owner, name)
     for owner in (torch, Tensor)
     for name in (
@@ -117,6 +117,22 @@ def running_graph() -> DistributedGraph | None:
     return None
 
 
+def with_rows(function: Callable[[RowFunctions], Any]) -> Any:
+    """`function`, given the pass that is under way, and called without it standing between."""
+    if has_torch_function_unary(None):
+        return handle_torch_function(with_rows, (), function)
+    raise _outside()
+
+
+def _outside() -> RuntimeError:
+    return RuntimeError(
+        "a layer was called on a distributed graph outside of the converted model's forward pass, "
+        "where batch norm and dropout would see this rank's rows only. Call the model that "
+        "fullgraph.convert returned. (Activation checkpointing, which calls layers again in the "
+        "backward pass, is not supported)"
+    )
+
+
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
@@ -130,12 +146,7 @@ def outside_rows(function: Call) -> Call:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not is_running():
-            raise RuntimeError(
-                "a layer was called on a distributed graph outside of the converted model's "
-                "forward pass, where batch norm and dropout would see this rank's rows only. Call "
-                "the model that fullgraph.convert returned. (Activation checkpointing, which calls "
-                "layers again in the backward pass, is not supported)"
-            )
+            raise _outside()
         with torch._C.DisableTorchFunction():
             return function(*args, **kwargs)
 
@@ -156,8 +167,12 @@ class RowFunctions(TorchFunctionMode):
 
     def next_key(self) -> DropoutKey:
         """The key of the next dropout; they are counted through the forward pass."""
+        return self.next_keys(1)
+
+    def next_keys(self, count: int) -> DropoutKey:
+        """The key of the first of the next `count` dropouts."""
         key = DropoutKey(self.seed, self.step, self.num_dropouts)
-        self.num_dropouts += 1
+        self.num_dropouts += count
         return key
 
     def __torch_function__(
@@ -168,6 +183,8 @@ class RowFunctions(TorchFunctionMode):
             return True
         if func is running_graph:
             return self.graph
+        if func is with_rows:
+            return args[0](self)
         if func is F.dropout:
             return self._dropout(*args, **kwargs)
         if func is torch.dropout:
@@ -244,7 +261,7 @@ class RowFunctions(TorchFunctionMode):
                     f"{name} takes the nodes of one rank for a sequence; it runs along the second "
                     "dimension of rows [n, L, F] where batch_first=True, without dropout"
                 )
-        elif func in _MIXTURES or _reduces_rows(func, args, kwargs, x.dim()):
+        elif func in _MIXTURES or reduces_rows(func, args, kwargs, x.dim()):
             raise NotImplementedError(
                 f"{name} over the node dimension sees only this rank's {x.shape[0]} of "
                 f"{self.graph.num_nodes} nodes; " + _ADVICE
@@ -260,7 +277,7 @@ class RowFunctions(TorchFunctionMode):
         )
 
 
-_REFUSABLE = _OTHER_DROPOUTS | _LOSSES | _REDUCTIONS | _MIXTURES | _RECURRENT
+_REFUSABLE = _OTHER_DROPOUTS | _LOSSES | REDUCTIONS | _MIXTURES | _RECURRENT
 _ADVICE = "reduce with fullgraph.sum_over_ranks or fullgraph.global_mean"
 
 # Where the dimension is among the arguments, and what it is by default, if not second and all.
@@ -284,7 +301,7 @@ def _is_along_each_row(args: Any) -> bool:
     )
 
 
-def _reduces_rows(func: Callable[..., Any], args: Any, kwargs: Any, num_dims: int) -> bool:
+def reduces_rows(func: Callable[..., Any], args: Any, kwargs: Any, num_dims: int) -> bool:
     """Whether the call's dimensions include the first, by their usual place in the arguments."""
     name = getattr(func, "__name__", "")
     at = _DIM_AT.get(name, 1)

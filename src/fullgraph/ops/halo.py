@@ -112,6 +112,17 @@ def fetch_and_send_back(
     ).run(graph.plan.fetch_ticks(rows.max_rows), graph.schedule.prefetch)  # fmt: skip
 
 
+def for_each_kept(graph: DistributedGraph, x: Tensor, use: UseRows, *, halo: Tensor) -> None:
+    """`for_each_source` with remote rows that were kept: no exchange."""
+    rows = _Rows(graph, x)
+    own = graph.edges.blocks[graph.group.rank]
+    use(own, own.whole, x)
+    for step in range(1, graph.group.size):
+        block = graph.edges.blocks[(graph.group.rank + step) % graph.group.size]
+        for chunk in block.chunks(rows.max_rows):
+            use(block, chunk, rows.kept(block, chunk, halo))
+
+
 def new_halo(graph: DistributedGraph, x: Tensor) -> Tensor:
     """An empty [H, F] for the rows that this rank needs of the others."""
     return x.new_empty(graph.plan.halo_offsets[-1], x.shape[1])

@@ -1,0 +1,441 @@
+"""Any MessagePassing layer: its own `forward`, `message`, `aggregate` and `update`, on a graph that
+is spread over ranks.
+
+`forward` runs as it is on a stand-in for `edge_index` (see `edge_index`). `propagate` and
+`edge_updater` run the layer's message code over pieces of the blocks (`message_run`), in as many
+passes as its reductions depend on each other: one for sums, three for a softmax over a node's edges
+(its maximum, its sum, what it weighs). No message outlives its piece; the backward pass makes it
+again.
+
+Letters: n owned rows, m owned rows that edges start from, E edges of the list, e edges of a piece.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from inspect import Parameter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+
+from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.nn.edge_index import EdgeIndex
+from fullgraph.nn.message_run import MessageRun, Recording, Setting
+from fullgraph.nn.rows import RowFunctions, with_rows
+from fullgraph.ops.dropout import DropoutKey
+from fullgraph.ops.edge_list import EdgeList, Piece
+from fullgraph.ops.edge_move import turned
+from fullgraph.ops.messages import Inputs, Pass, Spec, message_pass
+from fullgraph.ops.reductions import Reducible
+
+
+class Generic(MessagePassing):
+    """Mixed into the class of a converted layer, before PyG's."""
+
+    fullgraph_layer: str
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        layer = self.fullgraph_layer
+        args = tuple(_with_standin(value, layer) for value in args)
+        kwargs = {name: _with_standin(value, layer) for name, value in kwargs.items()}
+        return super().forward(*args, **kwargs)
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        if isinstance(edge_index, DistributedGraph):
+            edge_index = _with_standin(edge_index, self.fullgraph_layer)
+        if not isinstance(edge_index, EdgeIndex):
+            return super().propagate(edge_index, size=size, **kwargs)
+        for hook in self._propagate_forward_pre_hooks.values():
+            changed = hook(self, (edge_index, size, kwargs))
+            if changed is not None:
+                edge_index, size, kwargs = changed
+        out = with_rows(_Propagation(self, edge_index, kwargs).run)
+        for hook in self._propagate_forward_hooks.values():
+            changed = hook(self, (edge_index, size, kwargs), out)
+            out = out if changed is None else changed
+        return out
+
+    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+        if isinstance(edge_index, DistributedGraph):
+            edge_index = _with_standin(edge_index, self.fullgraph_layer)
+        if not isinstance(edge_index, EdgeIndex):
+            return super().edge_updater(edge_index, size=size, **kwargs)
+        return with_rows(_EdgeUpdate(self, edge_index, kwargs).run)
+
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        """Nothing: PyG has prepared its class, and would put its own `propagate` on ours when a
+        layer is copied."""
+
+
+@functools.cache
+def generic(kind: type[MessagePassing]) -> type[MessagePassing]:
+    """The class that a layer of this class becomes."""
+    return type(kind.__name__, (Generic, kind), {"__module__": kind.__module__})
+
+
+def _with_standin(value: Any, layer: str) -> Any:
+    """`value` with a stand-in where it is, or holds, a distributed graph."""
+    if isinstance(value, DistributedGraph):
+        return EdgeIndex.of(EdgeList(value), layer)
+    if isinstance(value, dict):
+        return {key: _with_standin(item, layer) for key, item in value.items()}
+    return value
+
+
+@dataclass
+class _Slots:
+    """Where each argument of the code comes from: an index into a group of `Inputs`."""
+
+    inputs: Inputs = field(default_factory=Inputs)
+    sources: dict[str, int] = field(default_factory=dict)
+    targets: dict[str, int] = field(default_factory=dict)
+    edges: dict[str, int] = field(default_factory=dict)
+    plain: dict[str, Any] = field(default_factory=dict)
+
+
+def _slot(tensors: list[Tensor], tensor: Tensor) -> int:
+    """The place of a tensor among these, to which it is added if it is new."""
+    for k, other in enumerate(tensors):
+        if other is tensor:
+            return k
+    tensors.append(tensor)
+    return len(tensors) - 1
+
+
+class _Code:
+    """A layer's code that runs on pieces of edges, and the passes that it takes."""
+
+    functions: tuple[str, ...]
+
+    def __init__(self, layer: Any, edge_index: EdgeIndex, kwargs: dict[str, Any]) -> None:
+        self.layer, self.name = layer, layer.fullgraph_layer
+        self.is_reversed = edge_index.flipped != (layer.flow == "target_to_source")
+        self.given, self.edges_given = kwargs, edge_index.edges
+        self.training = [(module, module.training) for module in layer.modules()]
+        self.per_row: dict[int, bool] = {}
+        self.key: DropoutKey | None = None
+        self.draws = False
+
+    # Arguments ---------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        edges = self.edges_given
+        self.edges = turned(edges)[0] if self.is_reversed else edges
+        graph = self.edges.graph
+        slots = self.slots = _Slots()
+        self.node_dims: dict[str, int] = {}
+        names = self.layer.inspector.get_flat_param_names([*self.functions])
+        for name in names:
+            if name in _SPECIAL:
+                continue
+            if name.endswith(("_i", "_j")):
+                self._collect_of_nodes(name, graph)
+                continue
+            value = self.given.get(name, Parameter.empty)
+            if self._is_of_edges(name, value):
+                moved = turned(edges)[1](value) if self.is_reversed else value
+                slots.edges[name] = _slot(slots.inputs.edges, moved)
+            elif value is not Parameter.empty:
+                slots.plain[name] = value
+
+    def _collect_of_nodes(self, name: str, graph: DistributedGraph) -> None:
+        of_source = name.endswith("_j")
+        value = self.given.get(name[:-2], Parameter.empty)
+        pair = isinstance(value, (tuple, list))
+        if pair:
+            # PyG's pairs are (row 0, row 1) of edge_index, whichever of them messages go to.
+            is_row_1 = of_source == (self.layer.flow == "target_to_source")
+            value = value[1 if is_row_1 else 0]
+        if not isinstance(value, Tensor):
+            if value is not Parameter.empty:
+                self.slots.plain[name] = value
+            return
+        dim = self.layer.node_dim
+        size = graph.num_sources if of_source else graph.num_owned
+        rows = value.movedim(dim, 0)
+        if not of_source and not pair and graph.target_rows is not None:
+            rows = rows[graph.target_rows]
+        if rows.shape[0] != size:
+            raise ValueError(
+                f"layer {self.name!r} was given {name[:-2]} with {rows.shape[0]} rows in dimension "
+                f"{dim}, where this rank owns {size}"
+            )
+        self.node_dims[name] = dim if dim >= 0 else dim + value.dim()
+        if of_source:
+            self.slots.sources[name] = self._node_slot(self.slots.inputs.sources, value, rows)
+        else:
+            self.slots.targets[name] = self._node_slot(self.slots.inputs.targets, value, rows)
+
+    def _node_slot(self, tensors: list[Tensor], value: Tensor, rows: Tensor) -> int:
+        seen = self.__dict__.setdefault("_rows_of", {})
+        rows = seen.setdefault((id(value), rows.shape), rows)
+        return _slot(tensors, rows)
+
+    def _is_of_edges(self, name: str, value: Any) -> bool:
+        """Whether an argument has a value for each edge: by its size, agreed on by all ranks when
+        the layer first gets it."""
+        if not isinstance(value, Tensor) or isinstance(value, torch.nn.Parameter):
+            return False
+        fits = value.dim() > 0 and value.shape[0] == self.edges_given.num_edges
+        group = self.edges_given.graph.group
+        decided = self.layer.__dict__.setdefault("_fullgraph_of_edges", {})
+        if (name, group.size) not in decided:
+            votes = group.all_reduce(torch.tensor([int(fits)]), "which arguments are of edges")
+            decided[name, group.size] = int(votes) == group.size
+        if decided[name, group.size] and not fits:
+            raise ValueError(
+                f"layer {self.name!r} was given {name} with shape {tuple(value.shape)}, where this "
+                f"rank has {self.edges_given.num_edges} edges (in the order of graph.edge_id)"
+            )
+        return bool(decided[name, group.size])
+
+    def _arguments(self, inputs: Inputs, setting: Setting) -> dict[str, Any]:
+        """What the code can ask for, of one piece."""
+        slots, found = self.slots, dict(self.slots.plain)
+        for name, k in slots.sources.items():
+            found[name] = inputs.sources[k].movedim(0, self.node_dims[name])
+        for name, k in slots.targets.items():
+            found[name] = inputs.targets[k].movedim(0, self.node_dims[name])
+        for name, k in slots.edges.items():
+            found[name] = inputs.edges[k]
+        graph = self.edges.graph
+        found.update(
+            index=setting.index, edge_index_i=setting.index, ptr=None, adj_t=None,
+            dim_size=setting.num_rows, size_i=setting.num_rows, size_j=graph.num_sources,
+            size=[graph.num_sources, setting.num_rows],
+        )  # fmt: skip
+        for name in ("edge_index", "edge_index_j"):
+            if name in self.layer.inspector.get_flat_param_names([*self.functions]):
+                raise NotImplementedError(
+                    f"layer {self.name!r}: its message asks for {name}, whose values differ from "
+                    "rank to rank; index, size_i and arguments that end in _i or _j are supported"
+                )
+        return found
+
+    # Passes --------------------------------------------------------------------------------------
+
+    def run(self, rows: RowFunctions) -> Any:
+        self._collect()
+        self.seed = (rows.seed, rows.step, rows.num_dropouts)
+        known: dict[int, Tensor] = {}
+        while True:
+            recording = Recording() if torch.is_grad_enabled() else None
+            result, run = self._run_without_edges(known, recording)
+            if run.num_dropouts and self.key is None:  # masks are keyed on their place in all
+                self.key = rows.next_keys(run.num_dropouts)
+                continue
+            if not run.reduced:
+                if run.has_effects:
+                    result, _ = self._run_without_edges(known, None, effects=True)
+                return self._finish(result, known)
+            self._pass(known, run, recording)
+
+    def _pass(self, known: dict[int, Tensor], run: MessageRun, recording: Recording | None) -> None:
+        calls = sorted(run.reduced)
+        captured = [] if recording is None else list(recording.captured.values())
+        inputs = Inputs(
+            self.slots.inputs.sources, self.slots.inputs.targets, self.slots.inputs.edges,
+            captured, list(known.values()),
+        )  # fmt: skip
+        specs = [
+            Spec(m.kind, m.values.shape[1:], m.values.dtype, m.values.requires_grad)
+            for m in (run.reduced[call] for call in calls)
+        ]
+        ids, places = [id(t) for t in captured], list(known)
+
+        def program(piece_inputs: Inputs, piece: Piece) -> list[Reducible]:
+            found = self._run_piece(
+                piece_inputs, piece, dict(zip(ids, piece_inputs.captured)),
+                dict(zip(places, piece_inputs.known)),
+            )  # fmt: skip
+            missing = [call for call in calls if call not in found]
+            if missing or len(found) != len(calls):
+                raise RuntimeError(
+                    f"the message code of layer {self.name!r} takes another way for some edges "
+                    "than for others; it must not depend on how many edges there are"
+                )
+            return [found[call] for call in calls]
+
+        per_row = [self.per_row[place] for place in places]
+        task = Pass(self.edges, program, specs, per_row, self.name)
+        results = message_pass(task, inputs)
+        for call, result, spec in zip(calls, results, specs):
+            known[call] = result
+            self.per_row[call] = spec.kind not in ("total", "each")
+
+    def _run_piece(
+        self, inputs: Inputs, piece: Piece, swaps: dict[int, Tensor], known: dict[int, Tensor]
+    ) -> dict[int, Reducible]:
+        setting = self._setting(
+            piece.index, piece.target, piece.rows.numel(), self.edges.edge_id[piece.position]
+            if self.key is not None else piece.position,
+        )  # fmt: skip
+        with self._as_in_forward(piece):
+            _, run = self._run_code(inputs, setting, known, swaps=swaps)
+        return run.reduced
+
+    def _run_without_edges(
+        self, known: dict[int, Tensor], recording: Recording | None, effects: bool = False
+    ) -> tuple[Any, MessageRun]:
+        """Run the code on one made-up edge, for all owned rows: where all reductions are known, it
+        returns the layer's result; otherwise, it shows which reductions come next."""
+        graph, given = self.edges.graph, self.slots.inputs
+        n = max(1, graph.num_owned)
+
+        def blank(t: Tensor) -> Tensor:
+            return t.new_zeros(1, *t.shape[1:]).requires_grad_(
+                t.requires_grad and torch.is_grad_enabled()
+            )
+
+        inputs = Inputs(
+            [blank(t) for t in given.sources], [blank(t) for t in given.targets],
+            [blank(t) for t in given.edges],
+        )  # fmt: skip
+        nothing = torch.zeros(1, dtype=torch.int64, device=graph.node_id.device)
+        padded = {
+            call: z.new_zeros(1, *z.shape[1:]) if self.per_row[call] and not len(z) else z
+            for call, z in known.items()
+        }
+        state = torch.get_rng_state()
+        setting = self._setting(nothing, nothing, n, nothing)
+        result, run = self._run_code(inputs, setting, padded, recording=recording, effects=effects)
+        self.draws |= not torch.equal(state, torch.get_rng_state())
+        torch.set_rng_state(state)
+        return result, run
+
+    def _setting(self, index: Tensor, target: Tensor, num_rows: int, edge_id: Tensor) -> Setting:
+        node_dim = self.layer.node_dim
+        deep = any(t.dim() > 2 for t in self.slots.inputs.sources)
+        return Setting(
+            index, target, num_rows, edge_id, node_dim if deep else 0,
+            lambda: self.edges.total_edges, self.key, self.name,
+        )  # fmt: skip
+
+    def _run_code(
+        self, inputs: Inputs, setting: Setting, known: dict[int, Tensor], **options: Any
+    ) -> tuple[Any, MessageRun]:
+        run = MessageRun(setting, known, **options)
+        arguments = self._arguments(inputs, setting)
+        names = (self.slots.sources, self.slots.targets, self.slots.edges)
+        for name in (name for group in names for name in group):
+            run.mark_edges(arguments[name])
+        with run:
+            result = self.code(arguments, run)
+        return result, run
+
+    def _as_in_forward(self, piece: Piece) -> Any:
+        return _AsInForward(self, piece)
+
+    def code(self, arguments: dict[str, Any], run: MessageRun) -> Any:
+        raise NotImplementedError
+
+    def _finish(self, result: Any, known: dict[int, Tensor]) -> Any:
+        raise NotImplementedError
+
+
+class _AsInForward:
+    """While a piece runs: the layer's training flags as they were in the forward pass, and, where
+    its code draws random numbers, a generator seeded for this very piece."""
+
+    def __init__(self, code: _Code, piece: Piece) -> None:
+        self.code, self.piece = code, piece
+
+    def __enter__(self) -> None:
+        self.now = [(m, m.training) for m, then in self.code.training if m.training != then]
+        for module, training in self.now:
+            module.training = not training
+        if self.code.draws:
+            self.state = torch.get_rng_state()
+            first = int(self.code.edges.edge_id[self.piece.position[0]])
+            torch.manual_seed(hash((*self.code.seed, first)) & 0x7FFF_FFFF_FFFF_FFFF)
+
+    def __exit__(self, *error: Any) -> None:
+        for module, training in self.now:
+            module.training = training
+        if self.code.draws:
+            torch.set_rng_state(self.state)
+
+
+class _Propagation(_Code):
+    """`message`, `aggregate` and `update`."""
+
+    functions = ("message", "aggregate")
+
+    def code(self, arguments: dict[str, Any], run: MessageRun) -> Any:
+        layer = self.layer
+        collect = layer.inspector.collect_param_data
+        messages = layer.message(**collect("message", arguments))
+        if not isinstance(messages, Tensor):
+            raise NotImplementedError(
+                f"layer {self.name!r}: its message returns a {type(messages).__name__}; a tensor "
+                "is supported"
+            )
+        return layer.aggregate(messages, **collect("aggregate", arguments))
+
+    def _finish(self, result: Any, known: dict[int, Tensor]) -> Any:
+        layer, graph = self.layer, self.edges.graph
+        if graph.num_owned == 0 and isinstance(result, Tensor):
+            dim = layer.node_dim
+            result = result.narrow(dim, 0, 0)
+        names = layer.inspector.get_param_names("update")
+        arguments = {name: self.given[name] for name in names if name in self.given}
+        for name in names:
+            if name.endswith("_j") or name in _SPECIAL - {"size", "size_i", "dim_size"}:
+                raise NotImplementedError(
+                    f"layer {self.name!r}: its update asks for {name}; what belongs to rows, and "
+                    "arguments that end in _i, are supported"
+                )
+            if name.endswith("_i"):
+                value = self.given.get(name[:-2])
+                arguments[name] = value[1] if isinstance(value, (tuple, list)) else value
+        n = graph.num_owned
+        arguments.update(size=[graph.num_sources, n], size_i=n, dim_size=n)
+        return layer.update(result, **layer.inspector.collect_param_data("update", arguments))
+
+
+class _EdgeUpdate(_Code):
+    """`edge_update`, whose result stays with the edges."""
+
+    functions = ("edge_update",)
+
+    def code(self, arguments: dict[str, Any], run: MessageRun) -> Any:
+        layer = self.layer
+        result = layer.edge_update(**layer.inspector.collect_param_data("edge_update", arguments))
+        return run.keep(result)
+
+    def _finish(self, result: Any, known: dict[int, Tensor]) -> Any:
+        out = known[max(known)]
+        return turned(self.edges_given)[2](out) if self.is_reversed else out
+
+
+_SPECIAL = MessagePassing.special_args
+
+
+def check_generic(layer: Any) -> str | None:
+    """Why this layer cannot run piece by piece, or None."""
+    for name in ("message", "aggregate", "message_and_aggregate", "edge_update"):
+        for when in ("pre_hooks", "hooks"):
+            if getattr(layer, f"_{name}_forward_{when}", None):
+                return f"it has hooks on {name}, which runs several times on parts of the edges"
+    if layer.explain:
+        return "explain=True looks at the messages of all edges at once"
+    for module in () if layer.aggr_module is None else layer.aggr_module.modules():
+        reason = _REFUSED_AGGREGATIONS.get(type(module).__name__)
+        if reason is not None:
+            return f"its aggregation {type(module).__name__} {reason}"
+    return None
+
+
+_ALL_AT_ONCE = "needs all messages of a node at once, in order, and they come block by block"
+_REFUSED_AGGREGATIONS = {
+    **dict.fromkeys(
+        ("LSTMAggregation", "GRUAggregation", "SortAggregation", "MedianAggregation",
+         "QuantileAggregation", "MLPAggregation", "SetTransformerAggregation",
+         "GraphMultisetTransformer", "EquilibriumAggregation", "Set2Set", "LCMAggregation",
+         "PatchTransformerAggregation"),
+        _ALL_AT_ONCE,
+    ),
+}  # fmt: skip

@@ -1,0 +1,489 @@
+"""One run of a layer's own `message` and `aggregate` on a piece of its edges.
+
+PyG's code runs as it is. `MessageRun` stands between it and torch: where the code reduces messages
+over the edges of a node (`scatter_add_` and its kin, which PyG's aggregations and its `softmax` end
+in), the messages are noted and the result is handed back if an earlier pass has found it; if not, a
+stand-in is, and everything computed from it is provisional. What the code does between is torch's.
+
+In a piece, destinations are numbered compactly, 0 .. d - 1, and the code is told that there are d.
+
+Letters: n owned rows, e edges and d rows of a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Flag, auto
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fullgraph.nn.rows import REDUCTIONS, reduces_rows
+from fullgraph.ops.dropout import DropoutKey, dropout
+from fullgraph.ops.reductions import Reducible
+
+
+class Kind(Flag):
+    """What a tensor of a run is, beyond an ordinary one."""
+
+    NONE = 0
+    INDEX = auto()  # which row each edge ends in
+    EDGES = auto()  # a row for each edge of the piece
+    ROWS = auto()  # a row for each of the piece's destinations
+    PROVISIONAL = auto()  # computed from a reduction that is not known yet
+
+
+@dataclass
+class Recording:
+    """``captured``: tensors with a gradient that the code uses without being given them, parameters
+    mostly, by id."""
+
+    captured: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Setting:
+    """What a run knows of its piece and of the layer.
+
+    ``index``: int64 [e], the destination of each edge; ``target``: int64 [e], its owned row;
+    ``num_rows``: d; ``edge_id``: int64 [e]; ``edge_dim``: where a message has its edges;
+    ``total_edges``: edges of the list on all ranks; ``key``: of the first dropout mask.
+    """
+
+    index: Tensor
+    target: Tensor
+    num_rows: int
+    edge_id: Tensor
+    edge_dim: int
+    total_edges: Callable[[], int]
+    key: DropoutKey | None
+    layer: str
+
+
+_SUMS = {
+    Tensor.scatter_add_, Tensor.scatter_add, torch.scatter_add, Tensor.index_add_,
+    Tensor.index_add, torch.index_add,
+}  # fmt: skip
+_REDUCES = {
+    Tensor.scatter_reduce_, Tensor.scatter_reduce, torch.scatter_reduce, Tensor.index_reduce_,
+    Tensor.index_reduce, torch.index_reduce,
+}  # fmt: skip
+_IN_PLACE_REDUCTIONS = {
+    Tensor.scatter_add_, Tensor.index_add_, Tensor.scatter_reduce_, Tensor.index_reduce_,
+}  # fmt: skip
+_VIEWS = {
+    Tensor.view, Tensor.expand, Tensor.expand_as, Tensor.unsqueeze, Tensor.reshape, Tensor.repeat,
+    Tensor.view_as, torch.unsqueeze, torch.reshape, Tensor.contiguous, Tensor.long, Tensor.detach,
+    Tensor.squeeze, torch.squeeze, Tensor.clone, Tensor.flatten, torch.flatten,
+}  # fmt: skip
+_LOOKUPS = {
+    Tensor.index_select, torch.index_select, Tensor.__getitem__, Tensor.gather, torch.gather,
+    torch.take_along_dim, F.embedding,
+}  # fmt: skip
+_ABOUT = {
+    Tensor.size, Tensor.dim, Tensor.is_floating_point, Tensor.new_zeros, Tensor.new_ones,
+    Tensor.new_full, Tensor.new_empty, Tensor.element_size, Tensor.is_contiguous,
+    Tensor.__len__, torch.is_floating_point, torch.is_tensor, torch.zeros_like, torch.ones_like,
+    Tensor.stride, Tensor.type, Tensor.get_device, torch.numel, Tensor.__hash__, Tensor.__repr__,
+}  # fmt: skip
+# What each reduction starts from, and whether `scatter_reduce_` counts that in.
+_STARTS = {"sum": (0, True), "prod": (1, True), "amax": (0, False), "amin": (0, False)}
+_RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+
+
+class MessageRun(TorchFunctionMode):
+    """Runs code on a piece; `reduced` then holds the messages of reductions that were not known.
+
+    Args:
+        known: results of earlier passes, of this piece's rows, by place among the calls.
+        swaps: a tensor to use instead of another, by the other's id.
+        recording: where to note what the code uses.
+        effects: whether tensors from outside (running statistics) may be written.
+    """
+
+    def __init__(
+        self, setting: Setting, known: dict[int, Tensor], *,
+        swaps: dict[int, Tensor] | None = None, recording: Recording | None = None,
+        effects: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.setting, self.known, self.recording, self.effects = setting, known, recording, effects
+        self.swaps = swaps or {}
+        self.reduced: dict[int, Reducible] = {}
+        self.num_calls = self.num_dropouts = 0
+        self.has_effects = False
+        self._kinds: dict[int, tuple[Tensor, Kind]] = {}
+        self._sub_index: dict[int, Tensor | None] = {}
+        self._made: dict[int, Tensor] = {}
+        self._mark(setting.index, Kind.INDEX)
+        self._sub_index[id(setting.index)] = None
+
+    # Kinds -------------------------------------------------------------------------------------
+
+    def mark_edges(self, tensor: Tensor) -> None:
+        """This tensor has a row for each edge."""
+        self._mark(tensor, Kind.EDGES)
+
+    def is_provisional(self, value: Any) -> bool:
+        return any(Kind.PROVISIONAL in self._kind(t) for t in tensors_in(value))
+
+    def _mark(self, tensor: Tensor, kind: Kind) -> None:
+        self._kinds[id(tensor)] = (tensor, kind)
+        self._made[id(tensor)] = tensor
+
+    def _kind(self, tensor: Tensor) -> Kind:
+        found = self._kinds.get(id(tensor))
+        return Kind.NONE if found is None else found[1]
+
+    # The functions of the code -------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = list(tensors_in((args, kwargs)))
+        kind = Kind.NONE
+        for tensor in given:
+            kind |= self._kind(tensor)
+        if Kind.INDEX in kind:
+            return self._with_index(func, args, kwargs, kind)
+        if func is F.dropout or func is torch.dropout:
+            return self._dropout(*args, **{"training" if k == "train" else k: v
+                                           for k, v in kwargs.items()})  # fmt: skip
+        if func is F.batch_norm and self._trains_batch_norm(args, kwargs):
+            return self._batch_norm(*args, **kwargs)
+        self._refuse(func, args, kwargs, kind)
+        if self.recording is not None:
+            self._record(given)
+        writes = _writes(func, kwargs)
+        if writes and given and id(given[0]) not in self._made:
+            self.has_effects = True
+            if not self.effects:
+                return given[0]
+        if self.swaps:
+            args, kwargs = _swapped(args, self.swaps), _swapped(kwargs, self.swaps)
+        out = func(*args, **kwargs)
+        self._note(out, kind)
+        if writes and Kind.PROVISIONAL in kind and given:
+            self._mark(given[0], self._kind(given[0]) | Kind.PROVISIONAL)
+        return out
+
+    def _note(self, out: Any, kind: Kind) -> None:
+        """Remember what came out of a function whose arguments were of this kind."""
+        for tensor in tensors_in(out):
+            new = kind & Kind.PROVISIONAL
+            if Kind.EDGES in kind and tensor.dim() and self._has_edges(tensor):
+                new |= Kind.EDGES
+            elif Kind.ROWS in kind and tensor.dim() and tensor.shape[0] == self.setting.num_rows:
+                new |= Kind.ROWS
+            self._mark(tensor, new | self._kind(tensor))
+
+    def _has_edges(self, tensor: Tensor) -> bool:
+        return self.setting.index.numel() in (tensor.shape[0], *self._edge_size(tensor))
+
+    def _edge_size(self, tensor: Tensor) -> tuple[int, ...]:
+        dim = self.setting.edge_dim
+        return (tensor.shape[dim],) if -tensor.dim() <= dim < tensor.dim() else ()
+
+    def _record(self, given: list[Tensor]) -> None:
+        assert self.recording is not None
+        for tensor in given:
+            if tensor.requires_grad and id(tensor) not in self._made:
+                self.recording.captured.setdefault(id(tensor), tensor)
+
+    def _refuse(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: Kind) -> None:
+        if Kind.EDGES not in kind:
+            return
+        x = args[0] if args else kwargs.get("input")
+        mixes = func in _RECURRENT or (
+            func in REDUCTIONS
+            and isinstance(x, Tensor)
+            and Kind.EDGES in self._kind(x)
+            and x.shape[0] == self.setting.index.numel()
+            and reduces_rows(func, args, kwargs, x.dim())
+        )
+        if mixes:
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: its message calls {_name(func)} over the edges, of "
+                "which only some are at hand at a time. Reduce over a node's edges with "
+                "torch_geometric.utils.scatter or softmax and the `index` that message can ask for"
+            )
+
+    # Reductions --------------------------------------------------------------------------------
+
+    def _with_index(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: Kind) -> Any:
+        if func in _SUMS or func in _REDUCES:
+            return self._reduce(func, args, kwargs)
+        index = next(t for t in tensors_in((args, kwargs)) if Kind.INDEX in self._kind(t))
+        if func is Tensor.__getitem__ and args[0] is index:
+            return self._part_of_index(index, args[1])
+        if func in _LOOKUPS:
+            return self._look_up(func, args, kwargs, index, kind)
+        if func in _VIEWS and args[0] is index:
+            out = func(*args, **kwargs)
+            self._mark(out, Kind.INDEX)
+            self._sub_index[id(out)] = self._sub_index[id(index)]
+            return out
+        if func is Tensor.numel:  # for code that asks whether there are edges at all
+            return max(1, index.numel())
+        if func is Tensor.max and len(args) == 1:  # for code that counts the destinations so
+            return torch.tensor(self.setting.num_rows - 1)
+        if func in _ABOUT or _name(func) == "__get__":
+            return func(*args, **kwargs)
+        raise NotImplementedError(
+            f"layer {self.setting.layer!r}: its message or aggregation calls {_name(func)} on the "
+            "index of the edges, and so needs all messages of a node at once. Sums, means, "
+            "products, maxima, minima, variances, softmax and what is made of them are supported"
+        )
+
+    def _part_of_index(self, index: Tensor, chosen: Any) -> Tensor:
+        whole = self._sub_index[id(index)]
+        out = index[chosen]
+        self._mark(out, Kind.INDEX)
+        self._sub_index[id(out)] = (index if whole is None else whole)[chosen]
+        return out
+
+    def _look_up(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, index: Tensor, kind: Kind
+    ) -> Tensor:
+        """A row for each edge: of the piece's destinations, or of all owned rows of a tensor that
+        is not of this run."""
+        table = args[1] if func is F.embedding else args[0]
+        if self.recording is not None:
+            self._record([table])
+        outside = id(table) not in self._made and id(table) not in self.swaps
+        if id(table) in self.swaps:
+            outside = True
+        table = self.swaps.get(id(table), table)
+        place = index
+        if outside:
+            sub = self._sub_index[id(index)]
+            place = self.setting.target if sub is None else self._rows_at(sub)
+            if index.dim() > 1:
+                place = place.view([-1] + [1] * (index.dim() - 1)).expand_as(index)
+            if table.shape[0] == 0:  # a rank without rows, in a run without edges
+                table = table.new_zeros(1, *table.shape[1:])
+        swaps = {id(index): place, id(args[1] if func is F.embedding else args[0]): table}
+        out = func(*_swapped(args, swaps), **_swapped(kwargs, swaps))
+        self._mark(out, Kind.EDGES | (kind & Kind.PROVISIONAL))
+        return out
+
+    def _rows_at(self, index: Tensor) -> Tensor:
+        rows = self.setting.target.new_zeros(self.setting.num_rows)
+        rows[self.setting.index] = self.setting.target
+        return rows[index]
+
+    def _reduce(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor:
+        into, dim, index, values, kind = self._call_of(func, args, kwargs)
+        call, self.num_calls = self.num_calls, self.num_calls + 1
+        dim = dim % max(1, into.dim())
+        if into.shape[dim] != self.setting.num_rows:
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: {_name(func)} reduces messages into "
+                f"{into.shape[dim]} rows where there are {self.setting.num_rows} destinations; use "
+                "the dim_size or size_i that message can ask for"
+            )
+        sub = self._sub_index[id(index)]
+        found = self.known.get(call)
+        if found is None:
+            if not self.is_provisional((into, values)):
+                if self.recording is not None:
+                    self._record([values])
+                values = self.swaps.get(id(values), values)
+                self.reduced[call] = Reducible(kind, values.movedim(dim, 0), sub)
+            out = into
+            self._mark(out, Kind.ROWS | Kind.PROVISIONAL)
+            return out
+        found = found.movedim(0, dim)
+        if func not in _IN_PLACE_REDUCTIONS:
+            into = into.clone()
+        if kind == "sum":
+            into += found
+        else:
+            into.copy_(found)
+        self._mark(into, Kind.ROWS)
+        return into
+
+    def _call_of(
+        self, func: Callable[..., Any], args: Any, kwargs: Any
+    ) -> tuple[Tensor, int, Tensor, Tensor, str]:
+        """What is reduced into, the dimension, the index, the values and the kind of a call."""
+        names = ["input", "dim", "index", "source" if "index_" in _name(func) else "src", "reduce"]
+        given = {**dict(zip(names, args)), **kwargs}
+        given.setdefault("input", given.get("self"))
+        into, dim, index = given["input"], given["dim"], given["index"]
+        values = given.get("src", given.get("source"))
+        kind = "sum" if func in _SUMS else given["reduce"]
+        supported = (
+            kind in _STARTS
+            and isinstance(values, Tensor)
+            and isinstance(index, Tensor)
+            and Kind.INDEX in self._kind(index)
+            and given.get("alpha", 1) == 1
+        )
+        if supported:
+            start, include_self = _STARTS[kind]
+            supported = given.get("include_self", True) in (include_self, None) or kind == "sum"
+            if not self.is_provisional(into):
+                supported &= bool((into == start).all())
+        if not supported:
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: {_name(func)} with reduce={kind!r} in this form is "
+                "not supported in a message; torch_geometric.utils.scatter with sum, mean, mul, "
+                "min or max is"
+            )
+        return into, dim, index, values, kind
+
+    def keep(self, values: Any) -> Any:
+        """The result of code whose values stay with their edges: [e, ...]."""
+        if not isinstance(values, Tensor) or values.shape[:1] != self.setting.index.shape:
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: its edge_update returns {shape}; a tensor with a "
+                f"row for each of the {self.setting.index.numel()} edges at hand is supported"
+            )
+        call, self.num_calls = self.num_calls, self.num_calls + 1
+        if call not in self.known and not self.is_provisional(values):
+            self.reduced[call] = Reducible("each", values)
+        return values
+
+    def _total(self, values: Tensor) -> Tensor:
+        """Σ over all edges of all ranks of values [e, F]."""
+        call, self.num_calls = self.num_calls, self.num_calls + 1
+        found = self.known.get(call)
+        if found is not None:
+            self._mark(found, Kind.NONE)
+            return found
+        if not self.is_provisional(values):
+            self.reduced[call] = Reducible("total", values)
+        stand_in = values.new_zeros(values.shape[1:])
+        self._mark(stand_in, Kind.PROVISIONAL)
+        return stand_in
+
+    # Random numbers and statistics ------------------------------------------------------------
+
+    def _dropout(
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        if not training or p == 0:
+            return input
+        kind = self._kind(input)
+        if Kind.ROWS in kind and Kind.EDGES not in kind:
+            self._refuse_on_rows("dropout")
+        dim = self._dim_of_edges(input, "dropout")
+        k, self.num_dropouts = self.num_dropouts, self.num_dropouts + 1
+        key = self.setting.key
+        if key is None:  # only to see what the code does
+            out = input * 1
+        else:
+            key = key._replace(layer=key.layer + k)
+            rows = dropout(input.movedim(dim, 0), self.setting.edge_id, p, key)
+            out = rows.movedim(0, dim)
+        self._mark(out, kind | Kind.EDGES)
+        if inplace:
+            input.copy_(out)
+            return input
+        return out
+
+    def _dim_of_edges(self, tensor: Tensor, what: str) -> int:
+        num_edges = self.setting.index.numel()
+        dim = self.setting.edge_dim
+        dims = [dim, 0] if dim < 0 and tensor.dim() > 2 else [0]
+        for dim in dims:
+            if tensor.dim() and tensor.shape[dim] == num_edges:
+                return dim
+        raise NotImplementedError(
+            f"layer {self.setting.layer!r}: {what} inside a message takes a row for each of the "
+            f"{num_edges} edges at hand, got shape {tuple(tensor.shape)}"
+        )
+
+    def _refuse_on_rows(self, what: str) -> None:
+        raise NotImplementedError(
+            f"layer {self.setting.layer!r}: {what} on aggregated rows inside the aggregation is "
+            "not supported; apply it to the layer's output"
+        )
+
+    def _trains_batch_norm(self, args: Any, kwargs: Any) -> bool:
+        training = kwargs.get("training", args[5] if len(args) > 5 else False)
+        return bool(training)
+
+    def _batch_norm(
+        self, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+        weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+        momentum: float = 0.1, eps: float = 1e-5,
+    ) -> Tensor:  # fmt: skip
+        """Statistics over the messages of all edges of all ranks, in two passes."""
+        if Kind.ROWS in self._kind(input) and Kind.EDGES not in self._kind(input):
+            self._refuse_on_rows("batch norm")
+        if input.dim() != 2 or input.shape[0] != self.setting.index.numel():
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: batch norm inside a message takes a row for each "
+                f"of the {self.setting.index.numel()} edges at hand, got {tuple(input.shape)}"
+            )
+        count = max(1, self.setting.total_edges())
+        if self.recording is not None:
+            self._record([t for t in (input, weight, bias) if t is not None])
+        wide = input.float() if input.element_size() == 2 else input
+        if wide is not input:
+            self._mark(wide, self._kind(input))
+        with self:
+            mean = self._total(wide) / count
+            centred = wide - mean
+            variance = self._total(centred.square()) / count
+            out = centred * (variance + eps).rsqrt()
+            if weight is not None:
+                out = out * weight
+            if bias is not None:
+                out = out + bias
+            out = out.to(input.dtype)
+        self.has_effects |= running_mean is not None
+        if self.effects and running_mean is not None and running_var is not None:
+            with torch.no_grad():
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                unbiased = variance * (count / max(1, count - 1))
+                running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+        return out
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def _swapped(value: Any, swaps: dict[int, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return swaps.get(id(value), value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_swapped(item, swaps) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_swapped(item, swaps) for item in value)
+    if isinstance(value, dict):
+        return {key: _swapped(item, swaps) for key, item in value.items()}
+    return value
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", str(func))
+
+
+def _writes(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function writes into its first argument."""
+    name = _name(func)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in ("__setitem__", "__set__") or name in _OPERATORS or (
+        kwargs.get("inplace") is True
+    )  # fmt: skip
+
+
+_OPERATORS = {f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "pow", "and", "or", "xor")}

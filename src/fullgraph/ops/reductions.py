@@ -1,0 +1,235 @@
+"""What the messages of all edges are reduced to, piece by piece of edges: sums, extrema, products
+over a row's in-edges, sums over all edges, or a value that stays with its edge.
+
+Each reduction folds pieces into its result and, given the result's gradient, says what a message's
+gradient is. None keeps a message.
+
+Letters: n owned rows, E edges of the list, e edges and d rows of a piece.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fullgraph import kernels
+from fullgraph.comm.group import Group
+
+
+class Targets(Protocol):
+    """What a reduction sees of a piece of edges.
+
+    ``rows``: int64 [d], distinct owned rows; ``offsets``: int64 [d + 1], where the edges of each
+    row start in the piece; ``position``: int64 [e], of each edge in its list.
+    """
+
+    @property
+    def rows(self) -> Tensor: ...
+    @property
+    def offsets(self) -> Tensor: ...
+    @property
+    def position(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Reducible:
+    """The messages of a piece under one reduction.
+
+    ``values``: [e, ...]; ``index``: int64 [e], which of the piece's rows each message goes to, or
+    None where all edges take part in the piece's order.
+    """
+
+    kind: str
+    values: Tensor
+    index: Tensor | None = None
+
+
+class Reduction:
+    """One reduction of a pass. ``tail``: the shape of a message; ``dtype``: of messages."""
+
+    def __init__(self, size: int, tail: torch.Size, dtype: torch.dtype, group: Group) -> None:
+        self.tail, self.dtype, self.group = tail, dtype, group
+        self.wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+        self.columns = tail.numel()
+        self.result = self.start(size)
+
+    def start(self, size: int) -> Tensor:
+        """The result over no edges at all, [size, columns] in the wide dtype."""
+        return torch.zeros(size, self.columns, dtype=self.wide)
+
+    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+        """Fold in the messages of a piece: [e, columns], wide."""
+        raise NotImplementedError
+
+    def finish(self) -> Tensor:
+        """The result, once all edges of this rank are in: [size, ...] in the messages' dtype."""
+        return self.result.view(-1, *self.tail).to(self.dtype)
+
+    def start_backward(self, grad: Tensor) -> Tensor:
+        """What `gradient` needs of the result's gradient, wide; called once a pass."""
+        return grad.reshape(-1, self.columns).to(self.wide).contiguous()
+
+    def gradient(
+        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+    ) -> Tensor:
+        """[e, columns]: the gradient of these messages, given what `start_backward` returned."""
+        raise NotImplementedError
+
+    def wide_rows(self, values: Tensor) -> Tensor:
+        return values.detach().reshape(-1, self.columns).to(self.wide).contiguous()
+
+
+class Sum(Reduction):
+    """Σ over a row's in-edges."""
+
+    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+        if index is None and values.is_floating_point():
+            kernels.spmm(
+                piece.offsets[:-1], piece.offsets[1:], _in_order(values), values, self.result,
+                rows=piece.rows.to(torch.int32),
+            )  # fmt: skip
+        else:
+            self.result.index_add_(0, _rows_of(piece, index), values)
+
+    def gradient(
+        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+    ) -> Tensor:
+        return grad.index_select(0, _rows_of(piece, index))
+
+
+class _Extremum(Reduction):
+    """The largest or smallest over a row's in-edges, 0 for a row without any.
+
+    Edges that tie share the gradient; a result of exactly 0 counts as one more that ties, as in
+    torch's `scatter_reduce_` into zeros, which PyG uses.
+    """
+
+    largest: bool
+
+    def start(self, size: int) -> Tensor:
+        self.ties = torch.zeros(size, self.columns, dtype=torch.int32)
+        self.met = torch.zeros(size, dtype=torch.bool)
+        if self.wide.is_floating_point:
+            worst: float | int = float("-inf") if self.largest else float("inf")
+        else:
+            limits = torch.iinfo(self.wide)
+            worst = limits.min if self.largest else limits.max
+        return torch.full((size, self.columns), worst, dtype=self.wide)
+
+    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+        rows = _rows_of(piece, index)
+        self.met[rows] = True
+        if index is None and values.is_floating_point():
+            kernels.extremum(
+                piece.offsets[:-1], piece.offsets[1:], _in_order(values), values, self.result,
+                self.ties, largest=self.largest, rows=piece.rows.to(torch.int32),
+            )  # fmt: skip
+            return
+        before = self.result[piece.rows]
+        reduce = "amax" if self.largest else "amin"
+        now = self.result.scatter_reduce_(0, rows.unsqueeze(1).expand_as(values), values, reduce)
+        self.ties[piece.rows] *= before == now[piece.rows]
+        self.ties.index_add_(0, rows, (values == now[rows]).to(torch.int32))
+
+    def finish(self) -> Tensor:
+        self.result[~self.met] = 0
+        return super().finish()
+
+    def start_backward(self, grad: Tensor) -> Tensor:
+        return super().start_backward(grad) / (self.ties + (self.result == 0))
+
+    def gradient(
+        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+    ) -> Tensor:
+        rows = _rows_of(piece, index)
+        return torch.where(values == self.result[rows], grad[rows], 0)
+
+
+class Max(_Extremum):
+    largest = True
+
+
+class Min(_Extremum):
+    largest = False
+
+
+class Product(Reduction):
+    """Π over a row's in-edges, 1 for a row without any. Zeros are counted, not multiplied, so that
+    the gradient of a single zero is the product of the others."""
+
+    def start(self, size: int) -> Tensor:
+        self.zeros = torch.zeros(size, self.columns, dtype=torch.int32)
+        return torch.ones(size, self.columns, dtype=self.wide)
+
+    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+        rows = _rows_of(piece, index)
+        is_zero = values == 0
+        self.zeros.index_add_(0, rows, is_zero.to(torch.int32))
+        factors = values.masked_fill(is_zero, 1)
+        self.result.scatter_reduce_(0, rows.unsqueeze(1).expand_as(values), factors, "prod")
+
+    def finish(self) -> Tensor:
+        return self.result.masked_fill(self.zeros > 0, 0).view(-1, *self.tail).to(self.dtype)
+
+    def gradient(
+        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+    ) -> Tensor:
+        rows = _rows_of(piece, index)
+        is_zero = values == 0
+        other_zeros = self.zeros[rows] - is_zero.to(torch.int32)
+        others = self.result[rows] / values.masked_fill(is_zero, 1)
+        return (grad[rows] * others).masked_fill(other_zeros > 0, 0)
+
+
+class Total(Reduction):
+    """Σ over all edges of all ranks: one row."""
+
+    def start(self, size: int) -> Tensor:
+        return torch.zeros(1, self.columns, dtype=self.wide)
+
+    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+        self.result += values.sum(0)
+
+    def finish(self) -> Tensor:
+        self.group.all_reduce(self.result, "a sum over all edges")
+        return self.result.view(self.tail).to(self.dtype)
+
+    def start_backward(self, grad: Tensor) -> Tensor:
+        whole = super().start_backward(grad).clone()
+        return self.group.all_reduce(whole, "the gradient of a sum over all edges")
+
+    def gradient(
+        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+    ) -> Tensor:
+        return grad.expand_as(values)
+
+
+class Each(Reduction):
+    """Nothing is reduced: the result is [E, ...], a value for each edge of the list."""
+
+    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+        self.result[piece.position] = values
+
+    def gradient(
+        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+    ) -> Tensor:
+        return grad[piece.position]
+
+
+KINDS: dict[str, type[Reduction]] = {
+    "sum": Sum, "amax": Max, "amin": Min, "prod": Product, "total": Total, "each": Each,
+}  # fmt: skip
+
+
+def _rows_of(piece: Targets, index: Tensor | None) -> Tensor:
+    """int64 [e]: the owned row of each message."""
+    if index is None:
+        return torch.repeat_interleave(piece.rows, piece.offsets.diff())
+    return piece.rows[index]
+
+
+def _in_order(values: Tensor) -> Tensor:
+    return torch.arange(values.shape[0], dtype=torch.int32)
