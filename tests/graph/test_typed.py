@@ -238,6 +238,20 @@ def test_meta_and_report_say_what_there_is() -> None:
     assert "author writes paper 120, paper cites paper 94" in text
 
 
+def test_the_command_line_prints_types_and_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fullgraph.cli.info import info
+
+    save(typed_parts(3), tmp_path / "graph")
+    info(tmp_path / "graph", verify=True)
+    said = [" ".join(line.split("│")).split() for line in capsys.readouterr().out.splitlines()]
+    assert ["0", "paper", "40", "5", "3", "13", "to", "14"] in said
+    assert ["3", "../venue", '"π"/.2', "1", "2", "0", "0", "to", "1"] in said
+    assert ["2", "paper", "rev_writes", "author", "120", "38", "to", "42"] in said
+    assert ["node", "types", "5"] in said
+
+
 CHANGES: list[Callable[[TypedGraph], object]] = [
     lambda g: g.nodes[0].x[3, 1].add_(1),  # type: ignore[index]
     lambda g: g.nodes[3].x[0, 1].add_(1),  # type: ignore[index]

@@ -87,6 +87,8 @@ def _type_tables(meta: GraphMeta) -> list[Table]:
     for r, relation in enumerate(meta.relations):
         names = map(escape, relation.key)
         edges.add_row(str(r), *names, f"{relation.num_edges:,}", _range(relation.part_edges))
+    for column in (*nodes.columns[2:], *edges.columns[4:]):
+        column.justify = "right"
     return [nodes, edges]
 
 
