@@ -82,7 +82,7 @@ def convert(model: Model, seed: int = 0) -> Model:
             module.__class__ = _OTHERS[type(module)]
             if isinstance(module, MessagePassing):
                 module.fullgraph_layer = path or type(module).__name__
-        elif isinstance(module, MessagePassing):
+        elif isinstance(module, MessagePassing) and not hasattr(module, "fullgraph_layer"):
             module.__class__ = layer_class(module)
             for name in ("propagate", "edge_updater"):  # PyG sometimes binds its own
                 module.__dict__.pop(name, None)
