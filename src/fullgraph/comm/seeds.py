@@ -13,21 +13,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import torch
 from torch import Tensor
 
+from fullgraph.comm.distributed import DistributedGraph, Edges
+from fullgraph.comm.group import Group
 from fullgraph.comm.plan import ExchangePlan
 from fullgraph.graph.blocks import edges_into, make_block, renumbering
 
-if TYPE_CHECKING:
-    from fullgraph.comm.distributed import DistributedGraph
-    from fullgraph.comm.group import Group
-
 
 @dataclass(frozen=True, eq=False)
-class SeedGraphs(Sequence["DistributedGraph"]):
+class SeedGraphs(Sequence[DistributedGraph]):
     """One bipartite graph a layer, the outermost first: ``for conv, g in zip(convs, layers)``.
 
     Layer l takes rows [s_l, F] to rows [t_l, F], and the targets of a layer are the sources of the
@@ -113,7 +111,7 @@ def seed_graphs(graph: DistributedGraph, mask: Tensor, num_layers: int) -> SeedG
     """See `DistributedGraph.for_seeds`."""
     _check(graph, mask, num_layers)
     layers: list[DistributedGraph] = []
-    targets = mask.nonzero().view(-1)
+    targets = mask.to(graph.node_id.device).nonzero().view(-1)
     for _ in range(num_layers):
         layers.append(_restricted(graph, targets))
         sources = layers[-1].source_rows
@@ -130,18 +128,15 @@ def seed_graphs(graph: DistributedGraph, mask: Tensor, num_layers: int) -> SeedG
 
 def _check(graph: DistributedGraph, mask: Tensor, num_layers: int) -> None:
     """The same error on every rank, whichever rank it is that was given something wrong."""
+    graph.require_one_type("for_seeds")
     if graph.target_rows is not None:
         raise ValueError("this graph is a layer already; call for_seeds on the graph it came from")
     group, n = graph.group, graph.num_owned
     fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (n,)
-    told = torch.zeros(group.size, 4, dtype=torch.int64)
-    told[group.rank] = torch.tensor(
-        [int(mask.sum()) if fits else 0, not fits, num_layers, graph.num_sources != n]
-    )
+    told = torch.zeros(group.size, 3, dtype=torch.int64)
+    told[group.rank] = torch.tensor([int(mask.sum()) if fits else 0, not fits, num_layers])
     group.all_reduce(told, "what the ranks ask of for_seeds")
-    seeds, wrong, layers, two_types = told.unbind(1)
-    if two_types.any():
-        raise ValueError("for_seeds is for edges among nodes of one type, not between two types")
+    seeds, wrong, layers = told.unbind(1)
     if wrong.any():
         ranks = wrong.nonzero().view(-1).tolist()
         mine = f"; this rank, {group.rank}, owns {n}" if group.size > 1 else f" [{n}]"
@@ -196,7 +191,7 @@ def _restricted(graph: DistributedGraph, targets: Tensor) -> DistributedGraph:
     return replace(
         graph,
         plan=replace(plan, send_rows=tuple(row_of_source[rows.long()] for rows in sent)),
-        edges=type(graph.edges)(new_blocks, torch.cat(origin)),
+        edges=Edges(new_blocks, torch.cat(origin)),
         node_id=graph.node_id[targets],
         x=None,
         y=None if graph.y is None else graph.y[targets],
@@ -207,6 +202,7 @@ def _restricted(graph: DistributedGraph, targets: Tensor) -> DistributedGraph:
         _kept={},
         layer_cache=weakref.WeakKeyDictionary(),
         _looped=None,
+        _reversed=None,
     )
 
 
