@@ -244,6 +244,28 @@ def test_what_a_norm_cannot_do_is_refused_with_a_reason() -> None:
         hetero(graph.x, graph, type_ptr=[0, 20, 50])
 
 
+@pytest.mark.parametrize(
+    "norm", ["GraphNorm", "PairNorm", "LayerNorm", "InstanceNorm", "GraphSizeNorm"]
+)
+def test_a_norm_over_edges_is_refused(norm) -> None:
+    class OnEdges(pyg.MessagePassing):
+        def __init__(self):
+            super().__init__()
+            self.norm = getattr(pyg, norm)(*(() if norm == "GraphSizeNorm" else (6,))).double()
+
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j):
+            return self.norm(x_j)
+
+    graph, model = alone(), fullgraph.convert(OnEdges())
+    with pytest.raises(NotImplementedError, match=f"{norm} inside its message would normalise"):
+        model(graph.x, graph)
+    data = multigraph()
+    assert model(data.x, data.edge_index).shape == data.x.shape  # PyG's own
+
+
 def test_a_subclass_that_treats_rows_by_themselves_is_left_alone() -> None:
     class Mine(pyg.BatchNorm):
         pass

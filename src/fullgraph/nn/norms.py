@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
 
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.nn.message_run import MessageRun
 from fullgraph.nn.rows import running_graph
 from fullgraph.ops.batch_norm import batch_norm
 from fullgraph.ops.reduce import sum_over_ranks
@@ -44,8 +46,8 @@ class _GlobalNorm:
     float32."""
 
     def forward(self, x: Tensor, batch: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-        graph = running_graph()
-        if graph is None or self._is_row_wise():
+        graph = None if self._is_row_wise() else _graph_around(self)
+        if graph is None:
             out: Tensor = super().forward(x, batch, *args, **kwargs)  # type: ignore[misc]
             return out
         if batch is not None:
@@ -137,10 +139,10 @@ class BatchNorm(pyg.BatchNorm):
     there is a single row (`allow_single_element`) is asked of the whole graph."""
 
     def forward(self, x: Tensor) -> Tensor:
-        graph = running_graph()
+        graph = _graph_around(self) if self.allow_single_element else None
         if graph is None:
             return super().forward(x)
-        if self.allow_single_element and graph.num_nodes <= 1:
+        if graph.num_nodes <= 1:
             norm = self.module
             return F.batch_norm(
                 x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
@@ -153,7 +155,7 @@ class HeteroBatchNorm(pyg.HeteroBatchNorm):
     gradient passes through them."""
 
     def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
-        graph = running_graph()
+        graph = _graph_around(self)
         if graph is None:
             return super().forward(x, type_vec)
         _check_rows(self, x, graph)
@@ -216,6 +218,22 @@ NORMS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     pyg.MeanSubtractionNorm: MeanSubtractionNorm,
     pyg.PairNorm: PairNorm,
 }
+
+
+def _graph_around(norm: object) -> DistributedGraph | None:
+    """The graph of the forward pass that is under way, None outside of one.
+
+    Raises NotImplementedError inside a layer's message, whose rows are those of edges: PyG would
+    take the statistics of the edges at hand.
+    """
+    for mode in _get_current_function_mode_stack():
+        if isinstance(mode, MessageRun):
+            raise NotImplementedError(
+                f"layer {mode.setting.layer!r}: {type(norm).__name__} inside its message would "
+                "normalise over edges, of which only some are at hand at a time. BatchNorm and "
+                "norms of single rows can be there; others go after the layer"
+            )
+    return running_graph()
 
 
 def _check_rows(norm: object, x: Tensor, graph: DistributedGraph) -> None:
