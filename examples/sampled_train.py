@@ -4,7 +4,9 @@
 
 does both halves: PyG's NeighborLoader in this process, which leaves the weights in a safetensors
 file, and fullgraph on two workers, which start from that file. Training needs pyg-lib or
-torch-sparse, as NeighborLoader does; evaluation needs neither, and on its own runs under torchrun:
+torch-sparse, as NeighborLoader does (`pip install --no-build-isolation torch-scatter torch-sparse`
+compiles the latter, in a quarter of an hour). Evaluation needs neither, and on its own runs under
+torchrun:
 
     torchrun --standalone --nproc-per-node 2 examples/sampled_train.py --evaluate model.safetensors
 """

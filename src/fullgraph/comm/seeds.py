@@ -186,7 +186,7 @@ def _restricted(graph: DistributedGraph, targets: Tensor) -> DistributedGraph:
             num_sources = used[q].numel()
         new = make_block(q, dst, cols, targets.numel(), num_sources, first_edge, q != rank)
         new_blocks.append(new)
-        origin.append(edges + block.first_edge)
+        origin.append(edges.add_(block.first_edge))
         first_edge += new.num_edges
     return replace(
         graph,
