@@ -295,8 +295,10 @@ class _Code:
             [blank(t) for t in given.edges],
         )  # fmt: skip
         nothing = torch.zeros(1, dtype=torch.int64, device=graph.node_id.device)
+        # A rank without rows gets one, joined on, so that gradients still find the way to the pass.
         padded = {
-            call: z.new_zeros(1, *z.shape[1:]) if self.per_row[call] and not len(z) else z
+            call: torch.cat([z, z.new_zeros(1, *z.shape[1:])])
+            if self.per_row[call] and not len(z) else z
             for call, z in known.items()
         }
         state = torch.get_rng_state()

@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.ops.batch_norm import batch_norm
 from fullgraph.ops.dropout import DropoutKey, dropout
+from fullgraph.ops.edge_list import list_of_size
+from fullgraph.ops.reduce import extremum_over_ranks
 
 _OTHER_DROPOUTS = {
     F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.rrelu,
@@ -197,6 +199,8 @@ class RowFunctions(TorchFunctionMode):
         if func is F.layer_norm and self._has_node_rows(args[0]):
             if len(args[1] if len(args) > 1 else kwargs["normalized_shape"]) == args[0].dim():
                 raise NotImplementedError("layer_norm over the node dimension; " + _ADVICE)
+        elif func in _EXTREMA and len(args) == 1 and not kwargs and self._has_node_rows(args[0]):
+            return extremum_over_ranks(args[0], _EXTREMA[func], self.graph.group)
         elif func in _REFUSABLE:
             self._refuse(func, args, kwargs)
         return func(*args, **kwargs)
@@ -206,8 +210,13 @@ class RowFunctions(TorchFunctionMode):
     ) -> Tensor:
         if not training or p == 0:
             return input
-        self._require_rows(input, "dropout")
-        out = dropout(input, self.graph.node_id, p, self.next_key())
+        ids = self.graph.node_id
+        if input.dim() and input.shape[0] != ids.numel():
+            edges = list_of_size(self.graph, input.shape[0])
+            ids = ids if edges is None else edges.edge_id
+        if input.dim() == 0 or input.shape[0] != ids.numel():
+            self._require_rows(input, "dropout")
+        out = dropout(input, ids, p, self.next_key())
         return input.copy_(out) if inplace else out
 
     def _drop_edges(self, weight: Tensor, graph: DistributedGraph, p: float) -> Tensor:
@@ -263,8 +272,8 @@ class RowFunctions(TorchFunctionMode):
                 )
         elif func in _MIXTURES or reduces_rows(func, args, kwargs, x.dim()):
             raise NotImplementedError(
-                f"{name} over the node dimension sees only this rank's {x.shape[0]} of "
-                f"{self.graph.num_nodes} nodes; " + _ADVICE
+                f"{name} over the node dimension sees only the {x.shape[0]} rows of this rank; "
+                + _ADVICE
             )
 
     def _has_node_rows(self, x: Any) -> bool:
@@ -273,10 +282,17 @@ class RowFunctions(TorchFunctionMode):
             and isinstance(x, Tensor)
             and not isinstance(x, torch.nn.Parameter)
             and x.dim() > 0
-            and x.shape[0] == self.graph.num_owned
+            and (
+                x.shape[0] == self.graph.num_owned
+                or list_of_size(self.graph, x.shape[0]) is not None
+            )
         )
 
 
+_EXTREMA = {
+    torch.max: True, torch.amax: True, Tensor.max: True, Tensor.amax: True,
+    torch.min: False, torch.amin: False, Tensor.min: False, Tensor.amin: False,
+}  # fmt: skip
 _REFUSABLE = _OTHER_DROPOUTS | _LOSSES | REDUCTIONS | _MIXTURES | _RECURRENT
 _ADVICE = "reduce with fullgraph.sum_over_ranks or fullgraph.global_mean"
 

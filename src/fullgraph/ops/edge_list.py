@@ -6,6 +6,7 @@ a piece.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,6 +44,12 @@ class Piece:
         return self.rows[self.index]
 
 
+def list_of_size(graph: DistributedGraph, size: int) -> EdgeList | None:
+    """A list of this graph's edges that is in use and has so many."""
+    lists = graph.__dict__.get("edge_lists", ())
+    return next((edges for edges in lists if edges.num_edges == size), None)
+
+
 class EdgeList:
     """Edges of a distributed graph on this rank, in an order of their own.
 
@@ -53,6 +60,7 @@ class EdgeList:
 
     def __init__(self, graph: DistributedGraph, origin: Tensor | None = None) -> None:
         self.graph, self.origin = graph, origin
+        graph.__dict__.setdefault("edge_lists", weakref.WeakSet()).add(self)
 
     @property
     def num_edges(self) -> int:

@@ -71,6 +71,44 @@ class _Replicated(torch.autograd.Function):
         return grad / ctx.size, None
 
 
+class _ExtremumOverRanks(torch.autograd.Function):
+    """m = max (or min) over the elements of all ranks. Backward: elements that tie share alike."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, sign: int, group: Group) -> Tensor:
+        local = values.detach() * sign
+        empty = torch.full((1,), float("-inf"), dtype=torch.float64, device=values.device)
+        largest = torch.cat([local.reshape(-1).double(), empty]).max()
+        mine = empty.new_full((group.size,), float("-inf"))
+        mine[group.rank] = largest
+        bits = group.all_reduce(_only(mine, group.rank), "the largest of all ranks")
+        top = bits.view(torch.float64).max()
+        ties = (local.double() == top).to(torch.int64)
+        ctx.num_ties = int(group.all_reduce(ties.sum().view(1), "how many are the largest"))
+        ctx.group = group
+        ctx.save_for_backward(ties)
+        return (top * sign).to(values.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (ties,) = ctx.saved_tensors
+        total = ctx.group.all_reduce(grad.contiguous().clone(), "the gradient of the largest")
+        return ties.to(grad.dtype) * (total / max(1, ctx.num_ties)), None, None
+
+
+def _only(values: Tensor, rank: int) -> Tensor:
+    """The bits of float64 values [W] as integers, 0 but for this rank's, to be summed."""
+    bits = torch.zeros(values.numel(), dtype=torch.int64, device=values.device)
+    bits[rank] = values.view(torch.int64)[rank]
+    return bits
+
+
+def extremum_over_ranks(values: Tensor, largest: bool, group: Group) -> Tensor:
+    """The largest (or smallest) element of every rank's `values`; a rank may have none."""
+    return _ExtremumOverRanks.apply(values, 1 if largest else -1, group)
+
+
 def sum_over_ranks(value: Tensor, group: Group | None = None) -> Tensor:
     """The sum of every rank's `value`, for use inside a model: statistics, pooled features.
 
