@@ -60,6 +60,11 @@ MODELS = {
                                           norm_kwargs={"track_running_stats": True})),
     "sage_groups": Case(lambda f, c: pyg.GraphSAGE(f, 5, 2, c, norm="DiffGroupNorm",
                                                    norm_kwargs={"groups": 3, "lamda": 0.5})),
+    "gat": Case(lambda f, c: pyg.GAT(f, 4, 2, c, heads=2, norm="GraphNorm", jk="cat")),
+    "edge_cnn": Case(lambda f, c: pyg.EdgeCNN(f, 4, 2, c, norm="BatchNorm", act_first=True)),
+    "pna": Case(lambda f, c: pyg.PNA(f, 4, 2, c, norm="BatchNorm", aggregators=["mean", "std"],
+                                     scalers=["identity", "amplification"],
+                                     deg=torch.tensor([1, 4, 9, 5]))),
     "deep_res+": deep("res+", pyg.GraphNorm),
     "deep_res": deep("res", nn.LayerNorm),
     "deep_dense": deep("dense", nn.BatchNorm1d),
@@ -215,6 +220,33 @@ def test_on_a_plain_edge_index_label_models_are_pygs() -> None:
     assert torch.equal(fullgraph.convert(copy.deepcopy(smooth))(*args), smooth(*args))
     labels = fullgraph.convert(pyg.MaskLabel(3, 4))
     assert not (labels.ratio_mask(data.train_mask, 0.5) & ~data.train_mask).any()
+
+
+class Around(nn.Module):
+    """A model around one that is converted already."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: object) -> Tensor:
+        return self.inner(*args)
+
+
+def test_what_is_converted_already_stays_so_inside_another_model() -> None:
+    graph, rows = alone(), torch.rand(50, 3)
+    mask = graph.train_mask
+    for model, args in (
+        (pyg.LabelPropagation(2, 0.5), (graph.y, graph, mask)),
+        (pyg.CorrectAndSmooth(2, 0.5, 2, 0.5), (rows, graph.y[mask], mask, graph)),
+        (pyg.GCN(3, 4, 2, 3, norm="GraphNorm"), (rows, graph)),
+    ):
+        inner = fullgraph.convert(model)
+        expected = inner(*args)
+        kinds = [type(module) for module in inner.modules()]
+        outer = fullgraph.convert(Around(inner))
+        assert [type(module) for module in inner.modules()] == kinds
+        assert torch.equal(outer(*args), expected)
 
 
 # Labels as features --------------------------------------------------------------------------
