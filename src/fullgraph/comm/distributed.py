@@ -315,7 +315,7 @@ class DistributedGraph:
                 return self.from_base_edges(values)
         with ordinary_tensors():
             parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
-            found = edge_field(parts, self.ownership, name, self.source_ownership)
+            found = edge_field(parts, self.ownership, name)
             return None if found is None else found.to(self.node_id.device)
 
     def from_base_edges(self, values: Tensor) -> Tensor:

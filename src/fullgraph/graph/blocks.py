@@ -274,21 +274,17 @@ def build_blocks(
     return blocks, needed
 
 
-def edge_field(
-    parts: Sequence[Part], ownership: Ownership, name: str, sources: Ownership | None = None
-) -> Tensor | None:
+def edge_field(parts: Sequence[Part], ownership: Ownership, name: str) -> Tensor | None:
     """An edge array of the parts ("edge_id", "edge_weight", "edge_attr") in the rank's edge order:
-    blocks by source rank, each by destination, then source, then original position. `sources` is
-    as in `block_edges`."""
-    pieces = list(_field_pieces(parts, ownership, name, sources))
+    blocks by source rank, each by destination, then source, then original position. That order
+    does not depend on the rows that sources have within a part."""
+    pieces = list(_field_pieces(parts, ownership, name))
     return torch.cat(pieces) if pieces else None
 
 
-def _field_pieces(
-    parts: Sequence[Part], ownership: Ownership, name: str, sources: Ownership | None
-) -> Iterator[Tensor]:
+def _field_pieces(parts: Sequence[Part], ownership: Ownership, name: str) -> Iterator[Tensor]:
     if any(getattr(part, name) is None for part in parts):
         return
     for q in range(len(ownership.num_owned)):
-        _, _, order, slices = block_edges(parts, ownership, q, sources)
+        _, _, order, slices = block_edges(parts, ownership, q)
         yield torch.cat([getattr(part, name)[edges] for part, edges in slices])[order]
