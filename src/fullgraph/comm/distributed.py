@@ -26,6 +26,7 @@ from fullgraph.graph.parts import GraphMeta, Part, Partitioned
 from fullgraph.kernels import group_by
 
 if TYPE_CHECKING:
+    from fullgraph.comm.hetero import OwnedNodes
     from fullgraph.comm.reverse import EdgeMove
     from fullgraph.comm.seeds import SeedGraphs
 
@@ -117,6 +118,7 @@ class DistributedGraph:
         source_ownership: who owns the rows that edges start from, in a relation between two types
             of nodes, otherwise None. There x are features of the sources, all else is of the
             targets; see `DistributedHeteroGraph`.
+        types: in a relation, the owned nodes of all types of its graph, by name.
     """
 
     group: Group
@@ -142,6 +144,7 @@ class DistributedGraph:
     source_rows: Tensor | None = None
     target_rows: Tensor | None = None
     source_ownership: Ownership | None = field(default=None, repr=False)
+    types: dict[str, OwnedNodes] | None = field(default=None, repr=False)
 
     @staticmethod
     def build(

@@ -164,6 +164,7 @@ class DistributedHeteroGraph:
             hetero.nodes[node_type.name] = hetero._owned_nodes(t, node_type)
         for r, relation in enumerate(meta.relations):
             hetero.edge_index_dict[relation.key] = hetero._relation(r)
+            hetero.edge_index_dict[relation.key].types = hetero.nodes
         del held
         return hetero
 
@@ -377,6 +378,7 @@ class DistributedHeteroGraph:
             view.edge_index_dict[key] = _with_nodes(
                 bare.to(device), view.nodes[source], view.nodes[target]
             )
+            view.edge_index_dict[key].types = view.nodes
         view._union = None if self._union is None else self._union.to(device)
         return view
 

@@ -7,15 +7,18 @@ from typing import Any, TypeVar
 
 import torch
 import torch_geometric.nn as pyg
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.comm.hetero import DistributedHeteroGraph
+from fullgraph.comm.seeds import SeedGraphs
 from fullgraph.nn.generic import check_generic
 from fullgraph.nn.layers import LAYERS, layer_class
 from fullgraph.nn.norms import NORMS
 from fullgraph.nn.propagation import LABEL_MODELS, check_propagation
-from fullgraph.nn.rows import RowFunctions, is_running
+from fullgraph.nn.rows import Graph, RowFunctions, is_running, of_rows
 from fullgraph.ops.gradients import check_same_parameters
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -46,9 +49,15 @@ class Converted:
         if not self.parameters_checked:
             check_same_parameters(self, graph.group)  # type: ignore[arg-type]
             self.parameters_checked = True
+        _note_types(graph, [*args, *kwargs.values()])
         with RowFunctions(graph, self.dropout_seed, self.dropout_step) as rows:
             out = inner(*args, **kwargs)
         self.dropout_step += rows.num_dropouts > 0
+        if isinstance(graph, SeedGraphs) and rows.num_layers != len(graph):
+            raise ValueError(
+                f"for_seeds made graphs for {len(graph)} layers, and the model has "
+                f"{rows.num_layers} that pass messages; its output is not that of the seeds"
+            )
         return out
 
     def _set_jittable_template(self, raise_on_error: bool = False) -> None:
@@ -187,15 +196,27 @@ def _of_pyg(module: torch.nn.Module) -> bool:
     return type(module).__module__.startswith("torch_geometric.nn")
 
 
-def _find_graph(values: list[Any]) -> DistributedGraph | None:
+def _find_graph(values: list[Any]) -> Graph | None:
     for value in values:
-        if isinstance(value, DistributedGraph):
+        if isinstance(value, (DistributedGraph, SeedGraphs, DistributedHeteroGraph)):
             return value
         if isinstance(value, (list, tuple, dict)):
             inside = value.values() if isinstance(value, dict) else value
             found = _find_graph([*inside])
         else:
             found = getattr(value, "edge_index", None)
-        if isinstance(found, DistributedGraph):
+        if isinstance(found, (DistributedGraph, SeedGraphs, DistributedHeteroGraph)):
             return found
     return None
+
+
+def _note_types(graph: Graph, values: list[Any]) -> None:
+    """Note on the tensors of an x_dict which type's rows they have."""
+    types = graph.nodes if isinstance(graph, DistributedHeteroGraph) else (
+        graph.types if isinstance(graph, DistributedGraph) else None
+    )  # fmt: skip
+    for value in values if types else ():
+        if isinstance(value, dict):
+            for name, tensor in value.items():
+                if name in types and isinstance(tensor, Tensor):
+                    of_rows(tensor, types[name].node_id)

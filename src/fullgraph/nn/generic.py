@@ -13,6 +13,7 @@ Letters: n owned rows, m owned rows that edges start from, E edges of the list, 
 from __future__ import annotations
 
 import functools
+import inspect
 from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Any
@@ -22,9 +23,10 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.comm.seeds import SeedGraphs
 from fullgraph.nn.edge_index import EdgeIndex
 from fullgraph.nn.message_run import MessageRun, Recording, Setting
-from fullgraph.nn.rows import RowFunctions, with_rows
+from fullgraph.nn.rows import RowFunctions, next_layer, of_rows, with_rows
 from fullgraph.ops.dropout import DropoutKey
 from fullgraph.ops.edge_list import EdgeList, Piece
 from fullgraph.ops.edge_move import turned
@@ -36,8 +38,16 @@ class Generic(MessagePassing):
     """Mixed into the class of a converted layer, before PyG's."""
 
     fullgraph_layer: str
+    # Whether the layer itself makes targets' rows of x on a graph of `for_seeds`.
+    one_x = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, SeedGraphs) for value in [*args, *kwargs.values()]):
+            args, kwargs = _on_next_layer(self, args, kwargs)
+        return self.forward_on_graph(*args, **kwargs)
+
+    def forward_on_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """PyG's `forward`, with stand-ins where graphs are."""
         layer = self.fullgraph_layer
         args = tuple(_with_standin(value, layer) for value in args)
         kwargs = {name: _with_standin(value, layer) for name, value in kwargs.items()}
@@ -53,6 +63,8 @@ class Generic(MessagePassing):
             if changed is not None:
                 edge_index, size, kwargs = changed
         out = with_rows(_Propagation(self, edge_index, kwargs).run)
+        if edge_index.edges.graph.types is not None:
+            of_rows(out, edge_index.edges.graph.node_id)
         for hook in self._propagate_forward_hooks.values():
             changed = hook(self, (edge_index, size, kwargs), out)
             out = out if changed is None else changed
@@ -68,6 +80,57 @@ class Generic(MessagePassing):
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         """Nothing: PyG has prepared its class, and would put its own `propagate` on ours when a
         layer is copied."""
+
+
+def _on_next_layer(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of a layer that is given what `for_seeds` made: its own graph instead, and for
+    x, which has a row for each source, the pair of it and the targets' rows."""
+    graph = next_layer()
+    if type(layer).one_x:  # and of edge values it takes those of the whole graph
+        return _for_layer(args, graph, False), _for_layer(kwargs, graph, False)
+    if layer.flow != "source_to_target" or not _takes_pairs(layer):
+        raise NotImplementedError(
+            f"layer {layer.fullgraph_layer!r} ({type(layer).__name__}) takes one x for sources and "
+            "targets alike, so it cannot run on the graphs of for_seeds; run it on the whole graph"
+        )
+    values = list(args)
+    at = "x" in kwargs
+    x = kwargs["x"] if at else values[0]
+    if isinstance(x, Tensor):
+        pair = (x, x[graph.target_rows])
+        if at:
+            kwargs = {**kwargs, "x": pair}
+        else:
+            values[0] = pair
+    return _for_layer(tuple(values), graph), _for_layer(kwargs, graph)
+
+
+def _for_layer(values: Any, graph: DistributedGraph, of_edges: bool = True) -> Any:
+    """Arguments with the layer's graph for that of all layers and, of values of the whole graph's
+    edges, those of the layer's."""
+    if isinstance(values, dict):
+        return {name: _for_layer((v,), graph, of_edges)[0] for name, v in values.items()}
+    base = graph.base
+    assert base is not None
+    found = []
+    for value in values:
+        if isinstance(value, SeedGraphs):
+            value = graph
+        elif of_edges and isinstance(value, Tensor) and (
+            value.dim() and value.shape[0] == base.num_local_edges
+        ):  # fmt: skip
+            value = graph.from_base_edges(value)
+        found.append(value)
+    return tuple(found)
+
+
+def _takes_pairs(layer: Any) -> bool:
+    """Whether PyG's class says that x may be a pair of sources' and targets' rows."""
+    for kind in type(layer).__mro__:
+        if kind.__module__.startswith("torch_geometric.") and "forward" in vars(kind):
+            x = inspect.signature(vars(kind)["forward"]).parameters.get("x")
+            return x is not None and "Tuple[" in str(x.annotation)
+    return False
 
 
 @functools.cache
@@ -156,8 +219,6 @@ class _Code:
         dim = self.layer.node_dim
         size = graph.num_sources if of_source else graph.num_owned
         rows = value.movedim(dim, 0)
-        if not of_source and not pair and graph.target_rows is not None:
-            rows = rows[graph.target_rows]
         if rows.shape[0] != size:
             raise ValueError(
                 f"layer {self.name!r} was given {name[:-2]} with {rows.shape[0]} rows in dimension "

@@ -20,7 +20,7 @@ from torch_geometric.nn.conv import MessagePassing
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.nn.generic import Generic, generic
 from fullgraph.nn.normalize import Normalized, gcn_normalized
-from fullgraph.nn.rows import outside_rows
+from fullgraph.nn.rows import of_rows, outside_rows
 from fullgraph.ops.aggregate import aggregate
 
 SUPPORTED_AGGREGATIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
@@ -33,12 +33,26 @@ class _CacheKey:
 class _Linear(Generic):
     """Messages w[e] · x[src(e)], reduced by the layer's aggregation."""
 
+    def forward_on_graph(self, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, DistributedGraph) for value in [*args, *kwargs.values()]):
+            return self.on_graph(*args, **kwargs)
+        # An edge_index, or a stand-in for one that another layer has taken apart.
+        return super().forward_on_graph(*args, **kwargs)
+
+    def on_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's `forward` on a distributed graph."""
+        return super(Generic, self).forward(*args, **kwargs)
+
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         if not isinstance(edge_index, DistributedGraph):
             return super().propagate(edge_index, size=size, **kwargs)
         x = kwargs["x"]
         x = x[0] if isinstance(x, (tuple, list)) else x
-        return self._aggregate(edge_index, x, kwargs.get("edge_weight"))
+        return self._aggregated(edge_index, x, kwargs.get("edge_weight"))
+
+    def _aggregated(self, graph: DistributedGraph, x: Tensor, weight: Tensor | None) -> Tensor:
+        out = self._aggregate(graph, x, weight)
+        return out if graph.types is None else of_rows(out, graph.node_id)
 
     @outside_rows
     def _aggregate(self, graph: DistributedGraph, x: Tensor, weight: Tensor | None) -> Tensor:
@@ -54,22 +68,20 @@ class _Linear(Generic):
         """
         linear_in_rows = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
         if not (linear_in_rows and _narrows(lin)) or graph.is_static(x):
-            return lin(self._aggregate(graph, x, weight))
-        out = self._aggregate(graph, F.linear(x, lin.weight), weight)
+            return lin(self._aggregated(graph, x, weight))
+        out = self._aggregated(graph, F.linear(x, lin.weight), weight)
         return out if lin.bias is None else out + lin.bias
 
 
 class SAGEConv(_Linear, pyg.SAGEConv):
     """GraphSAGE (arXiv 1706.02216): W_l · aggr(x[j]) + W_r · x[i]."""
 
-    def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
-        if not isinstance(edge_index, DistributedGraph):
-            return super().forward(x, edge_index, size)
-        source, target = _one_set_of_nodes(x, self)
+    def on_graph(self, x: Any, edge_index: DistributedGraph, size: Any = None) -> Tensor:
+        source, target = x if isinstance(x, (tuple, list)) else (x, x)
         if self.project:
             source = self.lin(source).relu()
         out = self._aggregate_and_project(edge_index, source, self.lin_l, None)
-        if self.root_weight:
+        if self.root_weight and target is not None:
             out = out + self.lin_r(target)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
@@ -77,14 +89,13 @@ class SAGEConv(_Linear, pyg.SAGEConv):
 class GraphConv(_Linear, pyg.GraphConv):
     """Higher-order GNN (arXiv 1810.02244): W_rel · aggr(w[e] x[j]) + W_root · x[i]."""
 
-    def forward(
-        self, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None
-    ) -> Tensor:
-        if not isinstance(edge_index, DistributedGraph):
-            return super().forward(x, edge_index, edge_weight, size)
-        source, target = _one_set_of_nodes(x, self)
+    def on_graph(
+        self, x: Any, edge_index: DistributedGraph, edge_weight: Tensor | None = None,
+        size: Any = None,
+    ) -> Tensor:  # fmt: skip
+        source, target = x if isinstance(x, (tuple, list)) else (x, x)
         out = self._aggregate_and_project(edge_index, source, self.lin_rel, edge_weight)
-        return out + self.lin_root(target)
+        return out if target is None else out + self.lin_root(target)
 
 
 class GINConv(_Linear, pyg.GINConv):
@@ -130,11 +141,13 @@ class _Normalized(_Linear):
 class GCNConv(_Normalized, pyg.GCNConv):
     """GCN (arXiv 1609.02907): D^-1/2 (A + I) D^-1/2 x W + b."""
 
-    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-        if not isinstance(edge_index, DistributedGraph):
-            return super().forward(x, edge_index, edge_weight)
+    one_x = True
+
+    def on_graph(
+        self, x: Tensor, edge_index: DistributedGraph, edge_weight: Tensor | None = None
+    ) -> Tensor:
         if isinstance(x, (tuple, list)):
-            return super().forward(x, edge_index, edge_weight)  # PyG's own error
+            return super(Generic, self).forward(x, edge_index, edge_weight)  # PyG's own error
         sums = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
         if sums and (_widens(self.lin) or edge_index.is_static(x)):
             out = self.lin(self._aggregate(edge_index, x, edge_weight))
@@ -146,9 +159,9 @@ class GCNConv(_Normalized, pyg.GCNConv):
 class SGConv(_Normalized, pyg.SGConv):
     """SGC (arXiv 1902.07153): (D^-1/2 (A + I) D^-1/2)^K x W + b."""
 
-    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-        if not isinstance(edge_index, DistributedGraph):
-            return super().forward(x, edge_index, edge_weight)
+    def on_graph(
+        self, x: Tensor, edge_index: DistributedGraph, edge_weight: Tensor | None = None
+    ) -> Tensor:
         cached = edge_index.layer_cache.get(self._cache_key) if self.cached else None
         if cached is not None:
             return self.lin(cached.detach())
@@ -167,9 +180,9 @@ class SGConv(_Normalized, pyg.SGConv):
 class APPNP(_Normalized, pyg.APPNP):
     """APPNP (arXiv 1810.05997): x ← (1 - α) D^-1/2 (A + I) D^-1/2 x + α h, K times."""
 
-    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-        if not isinstance(edge_index, DistributedGraph):
-            return super().forward(x, edge_index, edge_weight)
+    def on_graph(
+        self, x: Tensor, edge_index: DistributedGraph, edge_weight: Tensor | None = None
+    ) -> Tensor:
         h, norm = x, self._norm(edge_index, x, edge_weight)
         for _ in range(self.K):
             if self.dropout > 0 and self.training:
@@ -215,15 +228,3 @@ def _narrows(lin: Any) -> bool:
 
 def _widens(lin: Any) -> bool:
     return _is_plain(lin) and lin.weight.shape[0] > lin.weight.shape[1]
-
-
-def _one_set_of_nodes(x: Any, layer: MessagePassing) -> tuple[Tensor, Tensor]:
-    if isinstance(x, Tensor):
-        return x, x
-    source, target = x
-    if target is None or target.shape[0] != source.shape[0]:
-        raise ValueError(
-            f"{type(layer).__name__} on a distributed graph takes the owned rows of one set of "
-            "nodes, as x or (x, x); bipartite graphs are not supported yet"
-        )
-    return source, target

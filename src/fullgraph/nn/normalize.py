@@ -23,8 +23,8 @@ from fullgraph.ops.edges import sum_to_targets
 class Normalized:
     """diag(scale) A diag(scale), with the edge weights `weight` in A.
 
-    ``weight``: [E] in the edge order of `graph`, or None for ones; ``scale``: [n], or None where
-    there is no normalisation. Either may have a gradient.
+    ``weight``: [E] in the edge order of `graph`, or None for ones; ``scale``: [m], of the rows that
+    edges start from, or None where there is no normalisation. Either may have a gradient.
     """
 
     graph: DistributedGraph
@@ -36,11 +36,13 @@ class Normalized:
         scale, weight = self.scale, self.weight
         if scale is None:
             return aggregate(self.graph, x, reduce, weight=weight, layer=layer)
+        rows = self.graph.target_rows
+        at_target = scale if rows is None else scale[rows]
         if scale.requires_grad or reduce in ("max", "min"):
             out = aggregate(self.graph, x * scale.unsqueeze(1), reduce, weight=weight, layer=layer)
-            return out * scale.unsqueeze(1)
+            return out * at_target.unsqueeze(1)
         return aggregate(
-            self.graph, x, reduce, weight=weight, source_scale=scale, target_scale=scale,
+            self.graph, x, reduce, weight=weight, source_scale=scale, target_scale=at_target,
             layer=layer,
         )  # fmt: skip
 
@@ -64,12 +66,16 @@ def gcn_normalized(
     """What PyG's `gcn_norm` computes, for a distributed graph.
 
     Args:
-        weight: [E] or None.
+        weight: [E] or None; in a layer of `for_seeds`, of the edges of the graph it is from, as
+            normalisation goes by the degrees there.
         fill: weight of the self-loops that are added where a node has none; None adds none. In a
             graph without weights every loop counts 1, whatever `fill` says, as in PyG (whose
             `improved=True` therefore needs weights to have an effect).
         dtype: of the result where `weight` is None.
     """
+    graph.require_one_type("GCN normalisation")
+    if graph.source_rows is not None and graph.base is not None:
+        return _on_layer(graph, gcn_normalized(graph.base, weight, fill, dtype), weight, fill)
     key = ("gcn_norm", fill, dtype)
     learned = weight is not None and weight.requires_grad  # without gradients enabled, too
     found = None if learned else graph.kept((*key, "scale"), [weight])
@@ -92,3 +98,17 @@ def gcn_normalized(
         if edge_weight is not None:
             graph.keep((*key, "weight"), [weight], edge_weight)
     return Normalized(looped, edge_weight, scale)
+
+
+def _on_layer(
+    graph: DistributedGraph, whole: Normalized, weight: Tensor | None, fill: float | None
+) -> Normalized:
+    """A layer of `for_seeds` under the normalisation of the graph that it is from."""
+    weight = None if weight is None else graph.from_base_edges(weight)
+    if fill is not None:
+        weight = None if weight is None else graph.extend_to_self_loops(weight, fill)
+        graph = graph.with_self_loops()
+    scale = whole.scale
+    assert scale is not None
+    assert graph.source_rows is not None
+    return Normalized(graph, weight, scale[graph.source_rows])

@@ -9,8 +9,8 @@ row-wise, passes through.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar, Union
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.comm.hetero import DistributedHeteroGraph
+from fullgraph.comm.seeds import SeedGraphs
 from fullgraph.ops.batch_norm import batch_norm
 from fullgraph.ops.dropout import DropoutKey, dropout
 from fullgraph.ops.edge_list import list_of_size
 from fullgraph.ops.reduce import extremum_over_ranks
+
+# What a converted model can be given where `edge_index` (or a dict of them) went.
+Graph = Union[DistributedGraph, SeedGraphs, DistributedHeteroGraph]
 
 _OTHER_DROPOUTS = {
     F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.rrelu,
@@ -119,6 +124,11 @@ def running_graph() -> DistributedGraph | None:
     return None
 
 
+def next_layer() -> DistributedGraph:
+    """The graph for a layer that was given what `for_seeds` made."""
+    return handle_torch_function(next_layer, ())
+
+
 def with_rows(function: Callable[[RowFunctions], Any]) -> Any:
     """`function`, given the pass that is under way, and called without it standing between."""
     if has_torch_function_unary(None):
@@ -155,6 +165,35 @@ def outside_rows(function: Call) -> Call:
     return call  # type: ignore[return-value]
 
 
+class RowSet(NamedTuple):
+    """Rows that a tensor may have: the nodes of a type, or those of a layer of `for_seeds`.
+
+    ``ids``: int64 [n], of the owned ones, by which dropout is keyed; ``total``: on all ranks.
+    """
+
+    ids: Tensor
+    total: int
+
+
+def row_sets(graph: Graph) -> list[RowSet]:
+    """The sets of rows that tensors have in a forward pass on this graph."""
+    if isinstance(graph, SeedGraphs):
+        sources = [graph.base.node_id[layer.source_rows] for layer in graph]
+        return [RowSet(*pair) for pair in zip([*sources, graph.node_id], graph.total_rows)]
+    types = graph.nodes if isinstance(graph, DistributedHeteroGraph) else graph.types
+    if types is None:
+        return [RowSet(graph.node_id, graph.num_nodes)]
+    return [RowSet(nodes.node_id, nodes.num_nodes) for nodes in types.values()]
+
+
+def of_rows(tensor: Any, ids: Tensor) -> Any:
+    """Note whose rows a tensor has, by the very tensor of their ids; functions of it keep the
+    note."""
+    if isinstance(tensor, Tensor):
+        tensor.fullgraph_rows = ids  # type: ignore[attr-defined]
+    return tensor
+
+
 class RowFunctions(TorchFunctionMode):
     """One forward pass of a converted model over a distributed graph.
 
@@ -162,10 +201,13 @@ class RowFunctions(TorchFunctionMode):
         seed, step: the key of this pass's dropout masks.
     """
 
-    def __init__(self, graph: DistributedGraph, seed: int, step: int) -> None:
+    def __init__(self, graph: Graph, seed: int, step: int) -> None:
         super().__init__()
-        self.graph, self.seed, self.step = graph, seed, step
-        self.num_dropouts = 0
+        self.whole, self.seed, self.step = graph, seed, step
+        self.graph = _any_relation(graph)
+        self.sets = row_sets(graph)
+        self.num_dropouts = self.num_layers = 0
+        self._typed = len(self.sets) > 1 and not isinstance(graph, SeedGraphs)
 
     def next_key(self) -> DropoutKey:
         """The key of the next dropout; they are counted through the forward pass."""
@@ -177,14 +219,54 @@ class RowFunctions(TorchFunctionMode):
         self.num_dropouts += count
         return key
 
+    def next_layer(self) -> DistributedGraph:
+        """The layer of `for_seeds` that the next layer of the model runs on."""
+        assert isinstance(self.whole, SeedGraphs)
+        if self.num_layers == len(self.whole):
+            raise ValueError(
+                f"the model has more layers than the {len(self.whole)} that for_seeds made graphs "
+                "for; give it num_layers, counting every layer that passes messages"
+            )
+        self.num_layers += 1
+        return self.whole[self.num_layers - 1]
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        out = self._call(func, args, kwargs or {})
+        if self._typed and isinstance(out, (Tensor, tuple, list)):
+            self._keep_notes(func, args, kwargs or {}, out)
+        return out
+
+    def _keep_notes(self, func: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
+        """What has been computed from a type's rows, and has as many, has that type's rows."""
+        if func is torch.stack and (args[1] if len(args) > 1 else kwargs.get("dim", 0)) == 0:
+            return
+        given = (getattr(t, "fullgraph_rows", None) for t in _tensors((args, kwargs)))
+        ids = next((ids for ids in given if ids is not None), None)
+        for tensor in _tensors(out) if ids is not None else ():
+            if tensor.dim() and tensor.shape[0] == ids.numel():
+                of_rows(tensor, ids)
+
+    def rows_of(self, x: Tensor) -> RowSet | None:
+        """Whose rows these are, or None."""
+        if x.dim() == 0:
+            return None
+        note = getattr(x, "fullgraph_rows", None)
+        if note is not None:
+            return next((rows for rows in self.sets if rows.ids is note), None)
+        fitting = [rows for rows in self.sets if rows.ids.numel() == x.shape[0]]
+        if self._typed and len(fitting) > 1:
+            return None
+        return fitting[0] if fitting else None
+
+    def _call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if func is is_running:
             return True
         if func is running_graph:
             return self.graph
+        if func is next_layer:
+            return self.next_layer()
         if func is with_rows:
             return args[0](self)
         if func is F.dropout:
@@ -210,13 +292,13 @@ class RowFunctions(TorchFunctionMode):
     ) -> Tensor:
         if not training or p == 0:
             return input
-        ids = self.graph.node_id
-        if input.dim() and input.shape[0] != ids.numel():
+        rows = self.rows_of(input)
+        if rows is None and input.dim():
             edges = list_of_size(self.graph, input.shape[0])
-            ids = ids if edges is None else edges.edge_id
-        if input.dim() == 0 or input.shape[0] != ids.numel():
-            self._require_rows(input, "dropout")
-        out = dropout(input, ids, p, self.next_key())
+            rows = None if edges is None else RowSet(edges.edge_id, 0)
+        if rows is None:
+            raise self._not_rows(input, "dropout")
+        out = dropout(input, rows.ids, p, self.next_key())
         return input.copy_(out) if inplace else out
 
     def _drop_edges(self, weight: Tensor, graph: DistributedGraph, p: float) -> Tensor:
@@ -231,21 +313,31 @@ class RowFunctions(TorchFunctionMode):
             return F.batch_norm(
                 input, running_mean, running_var, weight, bias, False, momentum, eps
             )
-        self._require_rows(input, "batch norm")
+        rows = self.rows_of(input)
+        if rows is None:
+            raise self._not_rows(input, "batch norm")
+        if isinstance(self.whole, SeedGraphs):
+            raise NotImplementedError(
+                "batch norm in training takes the statistics of all nodes, of which for_seeds "
+                "computes only some; train on the whole graph, or use a LayerNorm"
+            )
         if input.dim() != 2:
             raise ValueError(f"batch norm takes rows [n, F], got shape {tuple(input.shape)}")
         return batch_norm(
             input, running_mean, running_var, weight, bias, momentum, eps,
-            num_rows=self.graph.num_nodes, group=self.graph.group,
+            num_rows=rows.total, group=self.graph.group,
         )  # fmt: skip
 
-    def _require_rows(self, input: Tensor, what: str) -> None:
-        if input.dim() == 0 or input.shape[0] != self.graph.num_owned:
-            raise ValueError(
-                f"{what} inside a converted model takes one row for each of the "
-                f"{self.graph.num_owned} owned nodes, got shape {tuple(input.shape)}; "
-                "anything else would differ from rank to rank"
-            )
+    def _not_rows(self, input: Tensor, what: str) -> ValueError:
+        counts = sorted({rows.ids.numel() for rows in self.sets})
+        owned = " or ".join(map(str, counts))
+        hint = "anything else would differ from rank to rank"
+        if self._typed:
+            hint = "of one type, and it cannot be told of which: compute it from that type's x"
+        return ValueError(
+            f"{what} inside a converted model takes one row for each of the {owned} owned nodes, "
+            f"got shape {tuple(input.shape)}; {hint}"
+        )
 
     def _refuse(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         x = args[0] if args else kwargs.get("input")
@@ -283,7 +375,8 @@ class RowFunctions(TorchFunctionMode):
             and not isinstance(x, torch.nn.Parameter)
             and x.dim() > 0
             and (
-                x.shape[0] == self.graph.num_owned
+                getattr(x, "fullgraph_rows", None) is not None
+                or (not self._typed and self.rows_of(x) is not None)
                 or list_of_size(self.graph, x.shape[0]) is not None
             )
         )
@@ -304,6 +397,25 @@ _DIM_AT = dict.fromkeys(
 _DEFAULT_DIM = {
     **dict.fromkeys(("sort", "argsort", "topk", "mode", "kthvalue", "diff"), -1), "normalize": 1
 }  # fmt: skip
+
+
+def _any_relation(graph: Graph) -> DistributedGraph:
+    """A graph of this pass by which to find its group; of a typed one, a relation."""
+    if isinstance(graph, SeedGraphs):
+        return graph.base
+    if isinstance(graph, DistributedHeteroGraph):
+        return next(iter(graph.edge_index_dict.values()))
+    return graph
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
 
 
 def _is_along_each_row(args: Any) -> bool:
