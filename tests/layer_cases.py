@@ -476,6 +476,9 @@ _LAMBDA: dict[str, Any] = {"lambda_max": 2.5}
 _NO_MAX = "without edges PyG divides 0 by a largest eigenvalue of 0"
 
 
+_AT_ONCE = "needs all messages of a node at once"
+
+
 def _simple() -> list[LayerCase]:
     def one(options: str, conv: dict[str, Any], wide: int = WIDTH, **rest: Any) -> LayerCase:
         """A linear layer, SimpleConv, a linear layer, SimpleConv, a linear layer."""
@@ -512,7 +515,11 @@ def _simple() -> list[LayerCase]:
         ),
         one("aggr='mul'", {"aggr": "mul"}),
         # PyG's median fails where the last nodes have no in-edges.
-        one("aggr='median', self_loop", {"aggr": "median", "combine_root": "self_loop"}),
+        one(
+            "aggr='median', self_loop",
+            {"aggr": "median", "combine_root": "self_loop"},
+            refused=_AT_ONCE,
+        ),
     ]
 
 
@@ -597,12 +604,8 @@ def _spread(aggregators: list[str], scalers: list[str], **options: Any) -> Build
     return lambda i, o: pyg.PNAConv(i, o, aggregators, scalers, _DEGREES, **options)
 
 
-def _rgat(i: int, o: int, **options: Any) -> nn.Module:
-    return pyg.RGATConv(i, o // 2, RELATIONS, heads=2, **options)
-
-
-def _rgat_scaled(i: int, o: int) -> nn.Module:
-    conv = _rgat(i, o, mod="scaled")
+def _rgat(i: int, o: int, heads: int = 2, **options: Any) -> nn.Module:
+    conv = pyg.RGATConv(i, o // 2, RELATIONS, heads=heads, **options)
     nn.init.normal_(conv.l2)  # PyG leaves it as memory happened to be
     return conv
 
@@ -639,9 +642,9 @@ CASES: list[LayerCase] = [
     two("SAGEConv", "aggr='softmax' with a learnt t",
         lambda i, o: pyg.SAGEConv(i, o, "softmax", aggr_kwargs={"learn": True})),
     two("SAGEConv", "(x, x)", kind=PairNet),
-    two("SAGEConv", "aggr='lstm'", lambda i, o: pyg.SAGEConv(i, o, "lstm"), refused="lstm"),
+    two("SAGEConv", "aggr='lstm'", lambda i, o: pyg.SAGEConv(i, o, "lstm"), refused=_AT_ONCE),
     two("SAGEConv", "flow='target_to_source'",
-        lambda i, o: pyg.SAGEConv(i, o, flow="target_to_source"), refused="flow"),
+        lambda i, o: pyg.SAGEConv(i, o, flow="target_to_source")),
     two("GraphConv", "add, edge_weight", takes="edge_weight"),
     two("GraphConv", "max, edge_weight", lambda i, o: pyg.GraphConv(i, o, "max"),
         takes="edge_weight", act=F.relu),
@@ -750,20 +753,19 @@ CASES: list[LayerCase] = [
         takes="edge_type"),
     two("RGATConv", "additive, across-relation", _rgat, takes="edge_type", idle=_RGAT_IDLE),
     two("RGATConv", "within-relation, num_bases, concat=False, edge_dim",
-        lambda i, o: pyg.RGATConv(i, o, RELATIONS, 2, heads=2, concat=False, edge_dim=EDGE_DIM,
-                                  attention_mechanism="within-relation"),
+        lambda i, o: _rgat(i, 2 * o, num_bases=2, concat=False, edge_dim=EDGE_DIM,
+                           attention_mechanism="within-relation"),
         takes="edge_type edge_attr", idle=_RGAT_IDLE),
     two("RGATConv", "multiplicative, num_blocks, edge_dim",
         lambda i, o: _rgat(i, o, num_blocks=2, edge_dim=EDGE_DIM, **_MULTIPLICATIVE), out=8,
         takes="edge_type edge_attr", idle=_RGAT_IDLE),
     two("RGATConv", "multiplicative, within-relation, concat=False, mod='additive'",
-        lambda i, o: pyg.RGATConv(
-            i, o // 2, RELATIONS, concat=False, mod="additive", bias=False,
-            attention_mechanism="within-relation", **_MULTIPLICATIVE,
-        ), takes="edge_type", idle=_RGAT_ADDITIVE),
+        lambda i, o: _rgat(i, o, 1, concat=False, mod="additive", bias=False,
+                           attention_mechanism="within-relation", **_MULTIPLICATIVE),
+        takes="edge_type", idle=_RGAT_ADDITIVE),
     two("RGATConv", "mod='additive'", lambda i, o: _rgat(i, o, mod="additive"), takes="edge_type",
         idle=_RGAT_ADDITIVE),
-    two("RGATConv", "mod='scaled'", _rgat_scaled, takes="edge_type",
+    two("RGATConv", "mod='scaled'", lambda i, o: _rgat(i, o, mod="scaled"), takes="edge_type",
         idle=(".w",)),
     two("RGATConv", "mod='f-additive'", lambda i, o: _rgat(i, o, mod="f-additive"),
         takes="edge_type", idle=_RGAT_IDLE),
@@ -798,7 +800,7 @@ CASES: list[LayerCase] = [
     two("EdgeConv", "max", lambda i, o: pyg.EdgeConv(mlp(2 * i, 5, o))),
     two("EdgeConv", "mean, (x, x)", lambda i, o: pyg.EdgeConv(mlp(2 * i, o), "mean"), kind=PairNet),
     two("EdgeConv", "batch norm in nn", lambda i, o: pyg.EdgeConv(MLP([2 * i, 5, o])),
-        refused="batch norm"),
+        idle=("nn.lins.0.bias",)),
     LayerCase("DynamicEdgeConv", "", _dynamic_edge, refused="graph of its own"),
     _ppf("add_self_loops, features", True, True, constants=("pos", "normal"),
          note="positions and normals take no gradient where loops are: PyG's is NaN there"),
@@ -952,9 +954,7 @@ REASONS = {
     "MeshCNNConv": "its messages combine every four edges in the order of edges",
 }
 PARTS = {
-    "lstm": "`aggr='lstm'` depends on the order of edges",
-    "flow": "`flow='target_to_source'`: reverse the edges of the graph instead",
-    "batch norm": "a batch norm inside `nn`, over edges",
+    _AT_ONCE: "`aggr='lstm'`, `'median'` and the like, which need all messages of a node at once",
     "attention loss": "`get_attention_loss` in training draws edges of the whole graph at random",
 }
 
