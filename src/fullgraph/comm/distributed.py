@@ -91,8 +91,9 @@ class _Kept:
 
 @contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """For what outlives a step: not inference tensors, whatever mode the caller is in."""
-    with torch.inference_mode(False), torch.no_grad():
+    """For what outlives a step: not inference tensors, and by torch's own functions, whatever mode
+    the caller is in."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
         yield
 
 
@@ -341,12 +342,37 @@ class DistributedGraph:
     def __iter__(self) -> NoReturn:
         raise TypeError(
             "a DistributedGraph has no edge_index to unpack or index: its edges are spread over "
-            "ranks. Change the graph before fullgraph.load, or use graph.edge_target, edge_id, "
-            "in_degree and fullgraph.aggregate"
+            "ranks. Change the graph before fullgraph.load, take edges by a mask (graph[:, mask]), "
+            "or use graph.edge_target, edge_id, in_degree and fullgraph.aggregate"
         )
 
-    def __getitem__(self, index: object) -> NoReturn:
+    def __getitem__(self, index: object) -> DistributedGraph:
+        """`select_edges`, for models that write edge_index[:, mask]."""
+        if isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None):
+            return self.select_edges(index[1])
         self.__iter__()
+
+    def size(self, dim: int | None = None) -> NoReturn:
+        """An error: models that ask edge_index for its size would get this rank's."""
+        raise TypeError(
+            "the size of edge_index was asked for, but edges are spread over ranks: this one has "
+            f"{self.num_local_edges} of {self.meta.num_edges} (graph.num_local_edges, "
+            "graph.meta.num_edges), and nodes are graph.num_nodes"
+        )
+
+    @property
+    def shape(self) -> NoReturn:
+        """An error, as `size` is."""
+        self.size()
+
+    def select_edges(self, mask: Tensor) -> DistributedGraph:
+        """The graph with the edges of `mask` only, bool [E] in the order of `edge_id`.
+
+        Every rank calls it; it takes an exchange, so keep the result where the mask stays.
+        """
+        from fullgraph.comm.select import select_edges
+
+        return select_edges(self, mask)
 
     # Views -------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from fullgraph.nn.generic import check_generic
 from fullgraph.nn.layers import LAYERS, layer_class
 from fullgraph.nn.norms import NORMS
 from fullgraph.nn.propagation import LABEL_MODELS, check_propagation
-from fullgraph.nn.rows import Graph, RowFunctions, is_running, of_rows
+from fullgraph.nn.rows import Graph, RowFunctions, is_running, of_rows, types_of
 from fullgraph.ops.gradients import check_same_parameters
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -212,10 +212,8 @@ def _find_graph(values: list[Any]) -> Graph | None:
 
 def _note_types(graph: Graph, values: list[Any]) -> None:
     """Note on the tensors of an x_dict which type's rows they have."""
-    types = graph.nodes if isinstance(graph, DistributedHeteroGraph) else (
-        graph.types if isinstance(graph, DistributedGraph) else None
-    )  # fmt: skip
-    for value in values if types else ():
+    types = types_of(graph)
+    for value in values:
         if isinstance(value, dict):
             for name, tensor in value.items():
                 if name in types and isinstance(tensor, Tensor):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fullgraph.ops.edge_list import EdgeList
+from fullgraph.ops.edge_move import turned
 from fullgraph.ops.sources import gather_from_sources, sum_to_sources
 
 
@@ -76,8 +77,8 @@ class NodeIndex(Tensor):
 
 
 _ABOUT = {
-    Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.element_size,
-    Tensor.__len__, torch.is_floating_point, torch.is_tensor, torch.numel, Tensor.is_contiguous,
+    Tensor.size, Tensor.dim, Tensor.is_floating_point, Tensor.element_size,
+    Tensor.__len__, torch.is_floating_point, torch.is_tensor, Tensor.is_contiguous,
     Tensor.get_device, Tensor.__hash__,
 }  # fmt: skip
 _SAME = {
@@ -99,11 +100,16 @@ _EQUAL = {Tensor.eq: True, Tensor.__eq__: True, torch.eq: True,
 
 
 def _dispatch(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    first = args[0] if args else None
+    first: Any = args[0] if args else None
     name = getattr(func, "__name__", str(func))
     if func in _ABOUT or (name == "__get__" and _plain(func, args, kwargs)):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    if func in (Tensor.max, torch.max) and len(args) == 1 and not kwargs:
+        return _largest(first)
+    if func in (Tensor.numel, torch.numel):  # for code that asks whether there are edges at all
+        with torch._C.DisableTorchFunctionSubclass():
+            return max(1, first.numel())
     if func in _NEW:
         blank = torch.zeros(first.shape, dtype=torch.int64, device=first.edges.graph.node_id.device)
         return func(blank, *args[1:], **kwargs)
@@ -126,6 +132,26 @@ def _dispatch(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         "rows, sum by its rows, take edges by a mask, remove or add self-loops (giving num_nodes), "
         "or propagate; numbers of nodes and edges are graph.num_nodes and graph.meta.num_edges"
     )
+
+
+def _largest(index: EdgeIndex | NodeIndex) -> Tensor:
+    """For code that counts nodes by the largest that has an edge: the last owned row.
+
+    Of one end of the edges, this only makes rows for nodes without edges. Of both, PyG counts so
+    to add self-loops, and nodes beyond the largest get none: there must not be any.
+    """
+    edges, graph = index.edges, index.edges.graph
+    if isinstance(index, EdgeIndex):
+        last = graph.node_id == graph.num_nodes - 1
+        met = sum_to_sources(edges, torch.ones(edges.num_edges), index.layer) > 0
+        met[edges.target] = True
+        found = torch.tensor([int((met & last).any())])
+        if not int(graph.group.all_reduce(found, "whether the last node has edges")):
+            raise NotImplementedError(
+                f"layer {index.layer!r} counts nodes by the largest in edge_index, and the graph's "
+                "last node has no edges: it would count fewer than there are. Give it num_nodes"
+            )
+    return torch.tensor(graph.num_owned - 1)
 
 
 def _plain(func: Callable[..., Any], args: Any, kwargs: Any) -> bool:
@@ -218,17 +244,18 @@ def _joined(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _stacked(row: Any, col: Any) -> Any:
-    if isinstance(row, NodeIndex) and isinstance(col, NodeIndex):
-        if row.edges is col.edges and row.at_target != col.at_target:
-            return EdgeIndex.of(row.edges, row.layer, flipped=row.at_target)
-    return NotImplemented
+    if not isinstance(row, NodeIndex) or not isinstance(col, NodeIndex):
+        return NotImplemented
+    if row.edges is not col.edges or row.at_target == col.at_target:
+        return NotImplemented
+    return EdgeIndex.of(row.edges, row.layer, flipped=row.at_target)
 
 
 # A row of it -----------------------------------------------------------------------------------
 
 
 def _on_node_index(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    first = args[0] if args else None
+    first: Any = args[0] if args else None
     if isinstance(first, NodeIndex):
         if func is Tensor.__getitem__ and isinstance(args[1], (Tensor, slice)):
             return first.like(_chosen(first.edges, args[1]))
@@ -240,7 +267,8 @@ def _on_node_index(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return look_up(first, args[1])
     if func in (Tensor.index_select, torch.index_select):
         given = {**dict(zip(("input", "dim", "index"), args)), **kwargs}
-        values, dim = given.get("input", given.get("self")), given["dim"]
+        values: Any = given.get("input", given.get("self"))
+        dim = given["dim"]
         found = look_up(values.movedim(dim, 0), given["index"])
         return found.movedim(0, dim)
     if func is torch.nn.functional.embedding:
@@ -284,22 +312,18 @@ def _reduce(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     into, dim, index = given.pop("input"), given["dim"], given["index"]
     if not isinstance(index, NodeIndex):
         return NotImplemented
-    values = given[source]
-    if index.at_target:
-        place = index.edges.target
-        if source == "src":  # as wide as what is summed
-            shape = [1] * values.dim()
-            shape[dim] = -1
-            place = place.view(shape).expand_as(values)
-        given["index"] = place
-        return func(into, *(given.pop(k) for k in ("dim", "index", source)), *(
-            [given.pop("reduce")] if "reduce" in given else []), **given)  # fmt: skip
-    if func not in _SUMS:
-        raise NotImplementedError(
-            f"layer {index.layer!r} takes a {given.get('reduce')} over the edges that leave a "
-            "node; only sums are supported in that direction"
-        )
-    total = sum_to_sources(index.edges, values.movedim(dim, 0), index.layer).movedim(0, dim)
-    if func.__name__.endswith("_"):
-        return into.add_(total)
-    return into + total
+    values, edges = given.pop(source), index.edges
+    if not index.at_target and func in _SUMS:
+        total = sum_to_sources(edges, values.movedim(dim, 0), index.layer).movedim(0, dim)
+        return into.add_(total) if func.__name__.endswith("_") else into + total
+    if not index.at_target:  # the edges that leave a row are those that enter it, turned round
+        edges, there, _ = turned(edges)
+        values = there(values.movedim(dim, 0)).movedim(0, dim)
+    place = edges.target
+    if source == "src":  # as wide as what is reduced
+        shape = [1] * values.dim()
+        shape[dim] = -1
+        place = place.view(shape).expand_as(values)
+    more = [given.pop("reduce")] if "reduce" in given else []
+    del given["dim"], given["index"]
+    return func(into, dim, place, values, *more, **given)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Any
@@ -133,9 +134,14 @@ def _takes_pairs(layer: Any) -> bool:
     return False
 
 
-@functools.cache
-def generic(kind: type[MessagePassing]) -> type[MessagePassing]:
+def generic(kind: type) -> type[MessagePassing]:
     """The class that a layer of this class becomes."""
+    return _generic(kind)
+
+
+@functools.cache
+def _generic(kind: Hashable) -> Any:
+    assert isinstance(kind, type)
     return type(kind.__name__, (Generic, kind), {"__module__": kind.__module__})
 
 
@@ -359,7 +365,8 @@ class _Code:
         # A rank without rows gets one, joined on, so that gradients still find the way to the pass.
         padded = {
             call: torch.cat([z, z.new_zeros(1, *z.shape[1:])])
-            if self.per_row[call] and not len(z) else z
+            if self.per_row[call] and not len(z)
+            else z
             for call, z in known.items()
         }
         state = torch.get_rng_state()
@@ -440,9 +447,8 @@ class _Propagation(_Code):
 
     def _finish(self, result: Any, known: dict[int, Tensor]) -> Any:
         layer, graph = self.layer, self.edges.graph
-        if graph.num_owned == 0 and isinstance(result, Tensor):
-            dim = layer.node_dim
-            result = result.narrow(dim, 0, 0)
+        if graph.num_owned == 0:
+            result = result.narrow(layer.node_dim, 0, 0)
         names = layer.inspector.get_param_names("update")
         arguments = {name: self.given[name] for name in names if name in self.given}
         for name in names:

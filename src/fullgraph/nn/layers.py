@@ -21,6 +21,7 @@ from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.nn.generic import Generic, generic
 from fullgraph.nn.normalize import Normalized, gcn_normalized
 from fullgraph.nn.rows import of_rows, outside_rows
+from fullgraph.nn.typed import TYPED
 from fullgraph.ops.aggregate import aggregate
 
 SUPPORTED_AGGREGATIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
@@ -205,6 +206,8 @@ LAYERS: dict[type[MessagePassing], type[MessagePassing]] = {
 def layer_class(layer: MessagePassing) -> type[MessagePassing]:
     """The class that this layer becomes: its own counterpart here, or the generic one of its class
     where an option reaches beyond what that does."""
+    if type(layer) in TYPED:
+        return TYPED[type(layer)]
     kind = LAYERS.get(type(layer))
     linear = (
         isinstance(layer.aggr, str)

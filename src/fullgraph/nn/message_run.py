@@ -312,12 +312,13 @@ class MessageRun(TorchFunctionMode):
         self, func: Callable[..., Any], args: Any, kwargs: Any
     ) -> tuple[Tensor, int, Tensor, Tensor, str]:
         """What is reduced into, the dimension, the index, the values and the kind of a call."""
+        given: dict[str, Any]
         names = ["input", "dim", "index", "source" if "index_" in _name(func) else "src", "reduce"]
         given = {**dict(zip(names, args)), **kwargs}
         given.setdefault("input", given.get("self"))
         into, dim, index = given["input"], given["dim"], given["index"]
-        values = given.get("src", given.get("source"))
-        kind = "sum" if func in _SUMS else given["reduce"]
+        values: Any = given.get("src", given.get("source"))
+        kind: str = "sum" if func in _SUMS else given["reduce"]
         supported = (
             kind in _STARTS
             and isinstance(values, Tensor)

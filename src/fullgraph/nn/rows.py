@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar, Union
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +18,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
 from fullgraph.comm.distributed import DistributedGraph
-from fullgraph.comm.hetero import DistributedHeteroGraph
+from fullgraph.comm.hetero import DistributedHeteroGraph, OwnedNodes
 from fullgraph.comm.seeds import SeedGraphs
+from fullgraph.nn.edge_index import EdgeIndex, NodeIndex
 from fullgraph.ops.batch_norm import batch_norm
 from fullgraph.ops.dropout import DropoutKey, dropout
 from fullgraph.ops.edge_list import list_of_size
 from fullgraph.ops.reduce import extremum_over_ranks
 
 # What a converted model can be given where `edge_index` (or a dict of them) went.
-Graph = Union[DistributedGraph, SeedGraphs, DistributedHeteroGraph]
+Graph = DistributedGraph | SeedGraphs | DistributedHeteroGraph
 
 _OTHER_DROPOUTS = {
     F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.rrelu,
@@ -180,10 +181,17 @@ def row_sets(graph: Graph) -> list[RowSet]:
     if isinstance(graph, SeedGraphs):
         sources = [graph.base.node_id[layer.source_rows] for layer in graph]
         return [RowSet(*pair) for pair in zip([*sources, graph.node_id], graph.total_rows)]
-    types = graph.nodes if isinstance(graph, DistributedHeteroGraph) else graph.types
-    if types is None:
+    if isinstance(graph, DistributedGraph) and graph.types is None:
         return [RowSet(graph.node_id, graph.num_nodes)]
+    types = types_of(graph)
     return [RowSet(nodes.node_id, nodes.num_nodes) for nodes in types.values()]
+
+
+def types_of(graph: Graph) -> dict[str, OwnedNodes]:
+    """The owned nodes by type; empty where there are no types."""
+    if isinstance(graph, DistributedHeteroGraph):
+        return graph.nodes
+    return graph.types or {} if isinstance(graph, DistributedGraph) else {}
 
 
 def of_rows(tensor: Any, ids: Tensor) -> Any:
@@ -244,7 +252,9 @@ class RowFunctions(TorchFunctionMode):
             return
         given = (getattr(t, "fullgraph_rows", None) for t in _tensors((args, kwargs)))
         ids = next((ids for ids in given if ids is not None), None)
-        for tensor in _tensors(out) if ids is not None else ():
+        if ids is None:
+            return
+        for tensor in _tensors(out):
             if tensor.dim() and tensor.shape[0] == ids.numel():
                 of_rows(tensor, ids)
 
@@ -372,7 +382,7 @@ class RowFunctions(TorchFunctionMode):
         return (
             self.graph.group.size > 1
             and isinstance(x, Tensor)
-            and not isinstance(x, torch.nn.Parameter)
+            and not isinstance(x, (torch.nn.Parameter, EdgeIndex, NodeIndex))
             and x.dim() > 0
             and (
                 getattr(x, "fullgraph_rows", None) is not None

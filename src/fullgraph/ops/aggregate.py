@@ -112,8 +112,8 @@ def aggregate(
         reduce: "sum" (or "add"), "mean", "max" or "min". The mean divides by the number of edges,
             whatever their weights.
         weight: [E], multiplies the messages; differentiable.
-        source_scale, target_scale: [m] and [n], constants that multiply the rows before and the result
-            after a sum.
+        source_scale, target_scale: [m] and [n], constants that multiply the rows before a sum, and
+            its result.
         layer: the name under which `graph.traffic` counts the exchange.
 
     Returns:
@@ -147,8 +147,8 @@ def _check(graph: DistributedGraph, x: Tensor, reduce: str, weight: Tensor | Non
         raise ValueError(f"reduce must be one of {REDUCTIONS}, got {reduce!r}")
     if x.dim() != 2 or x.shape[0] != graph.num_sources or not x.is_floating_point():
         raise ValueError(
-            f"x must be floating point of shape [{graph.num_sources}, F], a row for each owned node, "
-            f"got {x.dtype} {tuple(x.shape)}"
+            f"x must be floating point of shape [{graph.num_sources}, F], a row for each owned "
+            f"node, got {x.dtype} {tuple(x.shape)}"
         )
     if weight is not None and weight.shape != (graph.num_local_edges,):
         raise ValueError(

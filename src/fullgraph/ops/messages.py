@@ -50,11 +50,12 @@ class Inputs:
         """These tensors, one for each of `flat()`, in the same groups."""
         rest = list(tensors)
         sizes = [len(g) for g in (self.sources, self.targets, self.edges, self.captured)]
-        groups = []
+        groups: list[list[Any]] = []
         for size in sizes:
             groups.append(rest[:size])
             rest = rest[size:]
-        return _Grouped(*groups, rest)
+        sources, targets, edges, captured = groups
+        return _Grouped(sources, targets, edges, captured, rest)
 
 
 @dataclass
