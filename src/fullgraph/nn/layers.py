@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.nn.attention import ATTENTION
 from fullgraph.nn.generic import Generic, generic
 from fullgraph.nn.normalize import Normalized, gcn_normalized
 from fullgraph.nn.rows import of_rows, outside_rows
@@ -206,8 +207,9 @@ LAYERS: dict[type[MessagePassing], type[MessagePassing]] = {
 def layer_class(layer: MessagePassing) -> type[MessagePassing]:
     """The class that this layer becomes: its own counterpart here, or the generic one of its class
     where an option reaches beyond what that does."""
-    if type(layer) in TYPED:
-        return TYPED[type(layer)]
+    for table in (TYPED, ATTENTION):
+        if type(layer) in table:
+            return table[type(layer)]
     kind = LAYERS.get(type(layer))
     linear = (
         isinstance(layer.aggr, str)

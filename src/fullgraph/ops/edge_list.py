@@ -102,7 +102,7 @@ class EdgeList:
         return int(self.graph.group.all_reduce(count, "the number of edges"))
 
     @cached_property
-    def _position(self) -> Tensor:
+    def positions(self) -> Tensor:
         """int64 [B + n]: where in the list each edge is, -1 for those that are not."""
         position = torch.full((self.graph.num_local_edges + self.graph.num_owned,), -1)
         assert self.origin is not None
@@ -163,7 +163,7 @@ class EdgeList:
     def _chosen(self, rows: Tensor, offsets: Tensor, source: Tensor, edge: Tensor) -> Piece:
         if self.origin is None:
             return Piece(rows, offsets, source, edge)
-        position = self._position[edge]
+        position = self.positions[edge]
         kept = position >= 0
         index = torch.repeat_interleave(torch.arange(rows.numel()), offsets.diff())[kept]
         counts = torch.bincount(index, minlength=rows.numel())
@@ -174,8 +174,8 @@ class EdgeList:
         """The added self-loops; their sources are owned rows."""
         if not self.has_added_loops:
             return
-        rows = (self._position[self.graph.num_local_edges :] >= 0).nonzero().view(-1)
+        rows = (self.positions[self.graph.num_local_edges :] >= 0).nonzero().view(-1)
         for chosen in rows.split(max_edges):
             offsets = torch.arange(chosen.numel() + 1)
-            position = self._position[self.graph.num_local_edges + chosen]
+            position = self.positions[self.graph.num_local_edges + chosen]
             yield Piece(chosen, offsets, chosen, position)
