@@ -476,6 +476,7 @@ _LAMBDA: dict[str, Any] = {"lambda_max": 2.5}
 _NO_MAX = "without edges PyG divides 0 by a largest eigenvalue of 0"
 
 
+_LARGEST = "counts nodes by the largest"
 _AT_ONCE = "needs all messages of a node at once"
 
 
@@ -887,7 +888,9 @@ CASES: list[LayerCase] = [
     two("EGConv", "sum, mean, symnorm, min, max, var, std", lambda i, o: pyg.EGConv(
         i, o, ["sum", "mean", "symnorm", "min", "max", "var", "std"], 2, 2)),
     two("EGConv", "mean, std, add_self_loops",
-        lambda i, o: pyg.EGConv(i, o, ["mean", "std"], 2, 2)),
+        lambda i, o: pyg.EGConv(i, o, ["mean", "std"], 2, 2), graphs=("single_loops", "tiny")),
+    two("EGConv", "mean, add_self_loops, last nodes without edges",
+        lambda i, o: pyg.EGConv(i, o, ["mean"], 2, 2), refused=_LARGEST),
     two("EGConv", "max, add_self_loops=False, cached, bias=False", lambda i, o: pyg.EGConv(
         i, o, ["max"], 2, 2, cached=True, add_self_loops=False, bias=False)),
     two("PDNConv", "normalize, add_self_loops", lambda i, o: pyg.PDNConv(i, o, EDGE_DIM, 4),
@@ -954,6 +957,8 @@ REASONS = {
     "MeshCNNConv": "its messages combine every four edges in the order of edges",
 }
 PARTS = {
+    _LARGEST: "without 'symnorm' it counts nodes by the largest with an edge; PyG then leaves out "
+              "the loops of later ones",
     _AT_ONCE: "`aggr='lstm'`, `'median'` and the like, which need all messages of a node at once",
     "attention loss": "`get_attention_loss` in training draws edges of the whole graph at random",
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
+import torch_geometric
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -19,6 +20,8 @@ from fullgraph.nn.layers import LAYERS, layer_class
 from fullgraph.nn.norms import NORMS
 from fullgraph.nn.propagation import LABEL_MODELS, check_propagation
 from fullgraph.nn.rows import Graph, RowFunctions, is_running, of_rows, types_of
+from fullgraph.nn.typed import TYPED
+from fullgraph.nn.typed import HeteroLinear
 from fullgraph.ops.gradients import check_same_parameters
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -126,13 +129,17 @@ def _outermost(
 
 
 # Swapped for their counterparts as the layers in LAYERS are.
-_OTHERS = {**NORMS, **LABEL_MODELS}
+_OTHERS = {**NORMS, **LABEL_MODELS, pyg.HeteroLinear: HeteroLinear}
 
 # Modules of PyG, besides those that are swapped, that treat every row by itself (or, like batch
 # norm, through functions that `RowFunctions` looks after).
 _ROW_WISE = (
     pyg.Linear, pyg.MLP, pyg.JumpingKnowledge, pyg.HeteroJumpingKnowledge, pyg.DeepGCNLayer,
     pyg.MessageNorm, pyg.DiffGroupNorm, pyg.models.basic_gnn.BasicGNN, pyg.Sequential,
+    pyg.module_dict.ModuleDict, pyg.parameter_dict.ParameterDict,
+    pyg.HeteroConv, pyg.HeteroDictLinear, pyg.DirGNNConv, pyg.AntiSymmetricConv,
+    torch_geometric.nn.conv.dna_conv.MultiHead, torch_geometric.nn.conv.dna_conv.Linear,
+    torch_geometric.nn.conv.gen_conv.MLP,
 )  # fmt: skip
 
 
@@ -162,12 +169,12 @@ def _check(path: str, module: torch.nn.Module, alone: bool) -> None:
     if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
         reason = "its size is not known yet (in_channels=-1); give the size, or run it once on PyG"
     if reason is not None:
-        supported = ", ".join(sorted(kind.__name__ for kind in [*LAYERS, *_OTHERS]))
+        supported = ", ".join(sorted(kind.__name__ for kind in [*LAYERS, *TYPED, *_OTHERS]))
         raise UnsupportedLayerError(
             f"layer {path!r} ({type(module).__name__}) cannot run on a distributed graph: "
             f"{reason}. Supported layers: {supported}; torch modules that treat rows one by one; "
-            "torch's BatchNorm1d, LayerNorm and Dropout; MLP, JumpingKnowledge, DeepGCNLayer, "
-            "MessageNorm, DiffGroupNorm"
+            "torch's BatchNorm1d, LayerNorm and Dropout; HeteroConv, MLP, JumpingKnowledge, "
+            "DeepGCNLayer, MessageNorm, DiffGroupNorm"
         )
 
 

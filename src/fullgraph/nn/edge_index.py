@@ -107,9 +107,13 @@ def _dispatch(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             return func(*args, **kwargs)
     if func in (Tensor.max, torch.max) and len(args) == 1 and not kwargs:
         return _largest(first)
-    if func in (Tensor.numel, torch.numel):  # for code that asks whether there are edges at all
+    if func in (Tensor.numel, torch.numel) and isinstance(first, EdgeIndex):
+        # For code that asks whether there are edges at all before it counts nodes: ask all ranks.
         with torch._C.DisableTorchFunctionSubclass():
             return max(1, first.numel())
+    if func in (Tensor.numel, torch.numel):
+        with torch._C.DisableTorchFunctionSubclass():
+            return first.numel()
     if func in _NEW:
         blank = torch.zeros(first.shape, dtype=torch.int64, device=first.edges.graph.node_id.device)
         return func(blank, *args[1:], **kwargs)
@@ -303,7 +307,15 @@ def _set_rows(table: Tensor, index: NodeIndex, values: Any) -> None:
             f"layer {index.layer!r} writes to the rows of edges' sources; some are owned by other "
             "ranks"
         )
-    table[index.edges.target] = values
+    rows = index.edges.target
+    if not isinstance(values, Tensor) or values.dim() == 0:
+        table[rows] = values
+        return
+    # Of several values for a row the last stays, and it alone gets the row's gradient.
+    order = torch.arange(rows.numel(), device=rows.device)
+    last = order.new_full((table.shape[0],), -1).scatter_reduce(0, rows, order, "amax")
+    stays = last[rows] == order
+    table[rows[stays]] = values[stays]
 
 
 def _reduce(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -442,7 +442,13 @@ class MessageRun(TorchFunctionMode):
                 out = out + bias
             out = out.to(input.dtype)
         self.has_effects |= running_mean is not None
-        if self.effects and running_mean is not None and running_var is not None:
+        if self.setting.total_edges() == 1:
+            raise ValueError(
+                f"layer {self.setting.layer!r}: batch norm needs more than 1 edge to train, got 1 "
+                "on all ranks"
+            )
+        updates = self.effects and self.setting.total_edges() > 0
+        if updates and running_mean is not None and running_var is not None:
             with torch.no_grad():
                 running_mean.lerp_(mean.to(running_mean.dtype), momentum)
                 unbiased = variance * (count / max(1, count - 1))

@@ -291,8 +291,10 @@ class RowFunctions(TorchFunctionMode):
         if func is F.layer_norm and self._has_node_rows(args[0]):
             if len(args[1] if len(args) > 1 else kwargs["normalized_shape"]) == args[0].dim():
                 raise NotImplementedError("layer_norm over the node dimension; " + _ADVICE)
-        elif func in _EXTREMA and len(args) == 1 and not kwargs and self._has_node_rows(args[0]):
+        elif func in _EXTREMA and len(args) == 1 and not kwargs and self._are_all_rows(args[0]):
             return extremum_over_ranks(args[0], _EXTREMA[func], self.graph.group)
+        elif func in _EXTREMA and len(args) == 1 and not kwargs:
+            return func(*args)
         elif func in _REFUSABLE:
             self._refuse(func, args, kwargs)
         return func(*args, **kwargs)
@@ -378,6 +380,18 @@ class RowFunctions(TorchFunctionMode):
                 + _ADVICE
             )
 
+    def _are_all_rows(self, x: Any) -> bool:
+        """Whether x has a row for each node, or edge, on every rank: on one it may be chance. All
+        ranks come here together, as they run the same model."""
+        if self.graph.group.size == 1 or not isinstance(x, Tensor):
+            return False
+        if isinstance(x, (torch.nn.Parameter, EdgeIndex, NodeIndex)):
+            return False
+        vote = torch.tensor([int(self._has_node_rows(x))])
+        return int(self.graph.group.all_reduce(vote, "whose rows these are")) == (
+            self.graph.group.size
+        )
+
     def _has_node_rows(self, x: Any) -> bool:
         return (
             self.graph.group.size > 1
@@ -389,6 +403,8 @@ class RowFunctions(TorchFunctionMode):
                 or (not self._typed and self.rows_of(x) is not None)
                 or list_of_size(self.graph, x.shape[0]) is not None
             )
+            # Nodes may come second, after stacks or heads that happen to be as many.
+            and not (x.dim() > 2 and x.shape[1] == self.graph.num_owned)
         )
 
 

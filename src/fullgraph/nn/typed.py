@@ -24,7 +24,7 @@ from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.kernels import group_by
 from fullgraph.nn.edge_index import EdgeIndex
 from fullgraph.nn.generic import Generic, generic
-from fullgraph.nn.rows import of_rows
+from fullgraph.nn.rows import is_running, of_rows
 from fullgraph.ops.reduce import sum_over_ranks
 
 
@@ -136,9 +136,11 @@ class _Relational(Generic):
         found = graph.kept(("rgcn", dtype), [edge_type])
         if found is not None:
             return found
-        key = graph.edge_target.long() * self.num_relations + edge_type
-        _, place, counts = torch.unique(key, return_inverse=True, return_counts=True)
-        return graph.keep(("rgcn", dtype), [edge_type], counts.to(dtype).reciprocal()[place])
+        with torch._C.DisableTorchFunction():  # each node's edges are all on this rank
+            key = graph.edge_target.long() * self.num_relations + edge_type
+            _, place, counts = torch.unique(key, return_inverse=True, return_counts=True)
+            norm = counts.to(dtype).reciprocal()[place]
+        return graph.keep(("rgcn", dtype), [edge_type], norm)
 
 
 class RGCNConv(_Relational, pyg.RGCNConv):
@@ -256,6 +258,16 @@ class HANConv(Generic, pyg.HANConv):
             mean = sum_over_ranks(hidden.sum(0), graph.group) / max(1, num_nodes)
             weights = F.softmax((self.q * mean).sum(-1), dim=0)
         return (weights.view(1, -1, 1) * stacked).sum(1), weights
+
+
+class HeteroLinear(pyg.HeteroLinear):
+    """W[type[i]] x[i]: PyG sorts the rows by type and puts them back, which mixes none."""
+
+    def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
+        if not is_running():
+            return super().forward(x, type_vec)
+        with torch._C.DisableTorchFunction():
+            return super().forward(x, type_vec)
 
 
 class SuperGATConv(Generic, pyg.SuperGATConv):
