@@ -57,6 +57,14 @@ def single_loops() -> Data:
     return _without(data, (source == target) & torch.tensor(repeated))
 
 
+def last_met() -> Data:
+    """The multigraph with an edge into its last node."""
+    data = multigraph()
+    data.edge_index = data.edge_index.clone()
+    data.edge_index[1, 0] = data.num_nodes - 1
+    return data
+
+
 def no_loops() -> Data:
     """The multigraph without self-loops."""
     data = multigraph()
@@ -69,6 +77,7 @@ GRAPHS: dict[str, Callable[[], Data]] = {
     "no_edges": no_edges,
     "single_loops": single_loops,
     "no_loops": no_loops,
+    "last_met": last_met,
 }
 USUAL_GRAPHS = ("multigraph", "tiny", "no_edges")
 
@@ -888,7 +897,7 @@ CASES: list[LayerCase] = [
     two("EGConv", "sum, mean, symnorm, min, max, var, std", lambda i, o: pyg.EGConv(
         i, o, ["sum", "mean", "symnorm", "min", "max", "var", "std"], 2, 2)),
     two("EGConv", "mean, std, add_self_loops",
-        lambda i, o: pyg.EGConv(i, o, ["mean", "std"], 2, 2), graphs=("single_loops", "tiny")),
+        lambda i, o: pyg.EGConv(i, o, ["mean", "std"], 2, 2), graphs=("last_met", "tiny")),
     two("EGConv", "mean, add_self_loops, last nodes without edges",
         lambda i, o: pyg.EGConv(i, o, ["mean"], 2, 2), refused=_LARGEST),
     two("EGConv", "max, add_self_loops=False, cached, bias=False", lambda i, o: pyg.EGConv(
