@@ -358,7 +358,7 @@ def _state(
     kernels.head_dots(dout, out.view(dout.shape), state[:, 2])
     if target_logit is not None:
         state[:, 3] = target_logit
-    return state.view(n, -1)
+    return state.flatten(1)
 
 
 @dataclass(frozen=True)
