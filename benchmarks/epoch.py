@@ -1,12 +1,13 @@
 """Seconds and memory of an epoch: fullgraph on one or more workers against PyG in one process.
 
-Each system trains the same GraphSAGE (forward, loss, backward, Adam) on the same graph in
+Each system trains the same GraphSAGE or GAT (forward, loss, backward, Adam) on the same graph in
 processes of its own, one system after the other. Seconds: median over epochs. Memory: high-water
 mark of the resident set during training minus what was resident before the first epoch, of the
 worker with the most.
 
     python benchmarks/epoch.py
     python benchmarks/epoch.py --systems full:1:sequential,pyg-csr --epochs 10
+    python benchmarks/epoch.py --model gat --systems full:1:sequential,pyg-edge-index
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--model", choices=("sage", "gat"), default="sage")
+    parser.add_argument("--heads", type=int, default=4, help="of gat, which share --hidden")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="shared by workers")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -72,7 +75,7 @@ def run_system(system: str, args: argparse.Namespace) -> dict[str, Any]:
             GLOO_SOCKET_IFNAME="lo",
         )  # fmt: skip
     command = [sys.executable, __file__, "--one", system]
-    for name in ("folder", "epochs", "layers", "hidden", "dropout", "threads"):
+    for name in ("folder", "epochs", "layers", "hidden", "dropout", "model", "heads", "threads"):
         command += [f"--{name}", str(getattr(args, name))]
     workers = [
         subprocess.Popen(
@@ -122,9 +125,13 @@ def train_one(args: argparse.Namespace) -> None:
 
 def make_model(args: argparse.Namespace, features: int, classes: int) -> Any:
     import torch
-    from torch_geometric.nn import GraphSAGE
+    from torch_geometric.nn import GAT, GraphSAGE
 
     torch.manual_seed(0)
+    if args.model == "gat":
+        return GAT(
+            features, args.hidden, args.layers, classes, dropout=args.dropout, heads=args.heads
+        )
     return GraphSAGE(features, args.hidden, args.layers, classes, dropout=args.dropout)
 
 
