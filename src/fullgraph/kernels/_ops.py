@@ -5,6 +5,7 @@ Arguments are positional, in the order of `reference`, and have been checked by 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -73,24 +74,35 @@ extremum_grad_weight = _register(reference.extremum_grad_weight, native.extremum
 gather_rows = _register(reference.gather_rows, _gather_on_cpu, "out")
 scatter_add_rows = _register(reference.scatter_add_rows, native.scatter_add_rows, "out")
 dropout = _register(reference.dropout, _dropout_on_cpu, "out")
-gat = _register(reference_attention.gat, reference_attention.gat, "out top total")
-gat_grad = _register(
-    reference_attention.gat_grad, reference_attention.gat_grad,
-    "dvalue dsource_logit dtarget_logit dedge_logit",
-)  # fmt: skip
-gatv2 = _register(reference_attention.gatv2, reference_attention.gatv2, "out top total")
-gatv2_grad_target = _register(
-    reference_attention.gatv2_grad_target, reference_attention.gatv2_grad_target,
-    "dtarget datt dedge",
-)  # fmt: skip
-gatv2_grad_source = _register(
-    reference_attention.gatv2_grad_source, reference_attention.gatv2_grad_source, "dsource"
+
+
+def _register_attention(name: str, mutates: str) -> Callable[..., None]:
+    """An op whose arguments p and seed the native kernel takes as a threshold, a scale and the
+    seed without its sign."""
+    function = getattr(reference_attention, name)
+    on_cpu = getattr(native, name, function)
+    if on_cpu is function:
+        return _register(function, function, mutates)
+    at = list(inspect.signature(function).parameters).index("p")
+
+    def call(*args: Any) -> None:
+        p, seed = args[at : at + 2]
+        drop = int(p * 2**32), 1 / (1 - p) if p < 1 else 0.0, seed % 2**64
+        on_cpu(*args[:at], *drop, *args[at + 2 :])
+
+    return _register(function, call, mutates)
+
+
+gat = _register_attention("gat", "out top total")
+gat_grad = _register_attention("gat_grad", "dvalue dsource_logit dtarget_logit dedge_logit")
+gatv2 = _register_attention("gatv2", "out top total")
+gatv2_grad_target = _register_attention("gatv2_grad_target", "dtarget datt dedge")
+gatv2_grad_source = _register_attention("gatv2_grad_source", "dsource")
+dot = _register_attention("dot", "out top total")
+dot_grad_target = _register_attention("dot_grad_target", "dquery dedge")
+dot_grad_source = _register_attention("dot_grad_source", "dkey dvalue")
+head_dots = _register(
+    reference_attention.head_dots,
+    getattr(native, "head_dots", reference_attention.head_dots),
+    "out",
 )
-dot = _register(reference_attention.dot, reference_attention.dot, "out top total")
-dot_grad_target = _register(
-    reference_attention.dot_grad_target, reference_attention.dot_grad_target, "dquery dedge"
-)
-dot_grad_source = _register(
-    reference_attention.dot_grad_source, reference_attention.dot_grad_source, "dkey dvalue"
-)
-head_dots = _register(reference_attention.head_dots, reference_attention.head_dots, "out")

@@ -1,6 +1,7 @@
 // All kernels, compiled once for each instruction set: FULLGRAPH_ISA is baseline, avx2 or avx512.
 #include "table.h"
 
+#include "attention.h"
 #include "extremum.h"
 #include "rows.h"
 #include "spmm.h"
@@ -13,16 +14,36 @@ EdgeKernels<X, T> edge_kernels() {
             &extremum_grad_weight<X, T>};
 }
 
+template <typename X, typename T>
+AttentionKernels<X, T> attention_kernels() {
+    return {&gat<X, T>,
+            &gat_grad<X, T>,
+            &gatv2<X, T>,
+            &gatv2_grad_target<X, T>,
+            &gatv2_grad_source<X, T>,
+            &dot<X, T>,
+            &dot_grad_target<X, T>,
+            &dot_grad_source<X, T>,
+            &head_dots<X, T>};
+}
+
 template <typename X>
 RowKernels<X> row_kernels() {
     return {&scatter_add_rows<X>, &dropout<X>};
 }
 
 Table table() {
-    return {edge_kernels<float, float>(), edge_kernels<double, double>(),
-            edge_kernels<bf16, float>(),  row_kernels<float>(),
-            row_kernels<double>(),        row_kernels<bf16>(),
-            &gather_rows,                 &gather_rows_rounded,
+    return {edge_kernels<float, float>(),
+            edge_kernels<double, double>(),
+            edge_kernels<bf16, float>(),
+            attention_kernels<float, float>(),
+            attention_kernels<double, double>(),
+            attention_kernels<bf16, float>(),
+            row_kernels<float>(),
+            row_kernels<double>(),
+            row_kernels<bf16>(),
+            &gather_rows,
+            &gather_rows_rounded,
             &draws_of};
 }
 

@@ -10,6 +10,7 @@
 
 #include <omp.h>
 
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -35,7 +36,11 @@ using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <typename T>
+using Strided = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;  // elements of a row are adjacent
+template <typename T>
 using Maybe = std::optional<T>;
+using Ids = Vector<const int64_t>;
+using Cols = Vector<const int32_t>;
 
 std::vector<std::string> available_isas() {
     std::vector<std::string> names{"baseline"};
@@ -84,8 +89,6 @@ Weights<T> weights(const Maybe<Vector<const T>>& values, const Maybe<Vector<cons
 
 template <typename X, typename T>
 void bind_edge_kernels(nb::module_& m) {
-    using Ids = Vector<const int64_t>;
-    using Cols = Vector<const int32_t>;
     m.def(
         "spmm",
         [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset, Matrix<const X> x,
@@ -146,6 +149,226 @@ void bind_edge_kernels(nb::module_& m) {
         "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
         "rows"_a.noconvert().none(), "col_offset"_a, "x"_a.noconvert(), "weight"_a.noconvert(),
         "extremum"_a.noconvert(), "share"_a.noconvert(), "out"_a.noconvert());
+}
+
+// ---- Attention -------------------------------------------------------------------------------
+
+template <typename T>
+Rows<T> rows_of(const Strided<T>& x) {
+    return {x.data(), x.stride(0)};
+}
+
+template <typename T>
+T* data_of(const Maybe<Matrix<T>>& x) {
+    return x ? x->data() : nullptr;
+}
+
+template <typename A, typename B>
+Heads heads_of(const A& columns, const B& heads) {  // [*, H C] and [*, H]
+    const int64_t count = int64_t(heads.shape(1));
+    return {count, int64_t(columns.shape(1)) / count};
+}
+
+template <typename T>
+Heads heads_of_att(const Matrix<T>& att) {  // [H, C]
+    return {int64_t(att.shape(0)), int64_t(att.shape(1))};
+}
+
+template <typename T>
+Heads heads_of_state(const Matrix<const T>& dout, const Matrix<const T>& state) {  // [*, 3 H]
+    const int64_t count = int64_t(state.shape(1)) / 3;
+    return {count, int64_t(dout.shape(1)) / count};
+}
+
+template <typename T>
+Targets<T> targets_of(const Matrix<const T>& state, const Matrix<const T>& dout) {
+    return {state.data(), dout.data(), int64_t(dout.shape(0))};
+}
+
+EdgesBySource by_source(const Ids& begin, const Ids& end, const Cols& cols,
+                        const Maybe<Cols>& rows, const Maybe<Ids>& index) {
+    return {ranges(begin, end, cols, rows, 0), index ? index->data() : nullptr};
+}
+
+CoefficientDropout drop_of(const Maybe<Ids>& ids, uint64_t threshold, double scale, uint64_t seed,
+                           uint32_t step, uint32_t layer) {
+    return {ids ? ids->data() : nullptr, threshold, scale, {seed, step, layer}};
+}
+
+template <typename T>
+std::unique_ptr<T[]> scratch(int64_t size) {  // not initialised
+    return std::unique_ptr<T[]>(new T[size]);
+}
+
+template <typename X, typename T>
+void bind_attention_kernels(nb::module_& m) {
+    m.def(
+        "gat",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset,
+           Strided<const X> value, Strided<const X> source_logit, Matrix<const T> target_logit,
+           Maybe<Matrix<const T>> edge_logit, double slope, Maybe<Ids> ids, uint64_t threshold,
+           double scale, uint64_t seed, uint32_t step, uint32_t layer, Matrix<T> out,
+           Matrix<T> top, Matrix<T> total, bool accumulate) {
+            nb::gil_scoped_release release;
+            kernels.attention<X>().gat(
+                ranges(begin, end, cols, rows, col_offset), heads_of(out, top), rows_of(value),
+                rows_of(source_logit), target_logit.data(), data_of(edge_logit), slope,
+                drop_of(ids, threshold, scale, seed, step, layer),
+                {out.data(), top.data(), total.data()}, accumulate);
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "col_offset"_a, "value"_a.noconvert(),
+        "source_logit"_a.noconvert(), "target_logit"_a.noconvert(),
+        "edge_logit"_a.noconvert().none(), "slope"_a, "ids"_a.noconvert().none(), "threshold"_a,
+        "scale"_a, "seed"_a, "step"_a, "layer"_a, "out"_a.noconvert(), "top"_a.noconvert(),
+        "total"_a.noconvert(), "accumulate"_a);
+    m.def(
+        "gat_grad",
+        [](Ids begin, Ids end, Cols cols, Maybe<Ids> index, Strided<const X> value,
+           Strided<const X> source_logit, Maybe<Matrix<const T>> edge_logit,
+           Matrix<const T> state, Matrix<const T> dout, double slope, Maybe<Ids> ids,
+           uint64_t threshold, double scale, uint64_t seed, uint32_t step, uint32_t layer,
+           Strided<T> dvalue, Strided<T> dsource_logit, Matrix<T> dtarget_logit,
+           Maybe<Matrix<T>> dedge_logit) {
+            nb::gil_scoped_release release;
+            const EdgesBySource edges = by_source(begin, end, cols, std::nullopt, index);
+            const auto parts = scratch<T>(declared::num_parts(edges.ranges, dout.shape(0)) *
+                                          int64_t(dtarget_logit.size()));
+            kernels.attention<X>().gat_grad(
+                edges, heads_of(dout, dtarget_logit), rows_of(value), rows_of(source_logit),
+                data_of(edge_logit), targets_of<T>(state, dout), slope,
+                drop_of(ids, threshold, scale, seed, step, layer), rows_of(dvalue),
+                rows_of(dsource_logit), dtarget_logit.data(), data_of(dedge_logit), parts.get());
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "index"_a.noconvert().none(), "value"_a.noconvert(), "source_logit"_a.noconvert(),
+        "edge_logit"_a.noconvert().none(), "state"_a.noconvert(), "dout"_a.noconvert(), "slope"_a,
+        "ids"_a.noconvert().none(), "threshold"_a, "scale"_a, "seed"_a, "step"_a, "layer"_a,
+        "dvalue"_a.noconvert(), "dsource_logit"_a.noconvert(), "dtarget_logit"_a.noconvert(),
+        "dedge_logit"_a.noconvert().none());
+    m.def(
+        "gatv2",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset,
+           Strided<const X> source, Matrix<const T> target, Matrix<const T> att,
+           Maybe<Matrix<const T>> edge, double slope, Maybe<Ids> ids, uint64_t threshold,
+           double scale, uint64_t seed, uint32_t step, uint32_t layer, Matrix<T> out,
+           Matrix<T> top, Matrix<T> total, bool accumulate) {
+            nb::gil_scoped_release release;
+            kernels.attention<X>().gatv2(
+                ranges(begin, end, cols, rows, col_offset), heads_of_att(att), rows_of(source),
+                target.data(), att.data(), data_of(edge), slope,
+                drop_of(ids, threshold, scale, seed, step, layer),
+                {out.data(), top.data(), total.data()}, accumulate);
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "col_offset"_a, "source"_a.noconvert(),
+        "target"_a.noconvert(), "att"_a.noconvert(), "edge"_a.noconvert().none(), "slope"_a,
+        "ids"_a.noconvert().none(), "threshold"_a, "scale"_a, "seed"_a, "step"_a, "layer"_a,
+        "out"_a.noconvert(), "top"_a.noconvert(), "total"_a.noconvert(), "accumulate"_a);
+    m.def(
+        "gatv2_grad_target",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset,
+           Strided<const X> source, Matrix<const T> target, Matrix<const T> att,
+           Maybe<Matrix<const T>> edge, Matrix<const T> state, Matrix<const T> dout, double slope,
+           Maybe<Ids> ids, uint64_t threshold, double scale, uint64_t seed, uint32_t step,
+           uint32_t layer, Matrix<T> dtarget, Matrix<T> datt, Maybe<Matrix<T>> dedge) {
+            nb::gil_scoped_release release;
+            const auto parts = scratch<T>(kParts * int64_t(att.size()));
+            kernels.attention<X>().gatv2_grad_target(
+                ranges(begin, end, cols, rows, col_offset), heads_of_att(att), rows_of(source),
+                target.data(), att.data(), data_of(edge), targets_of<T>(state, dout), slope,
+                drop_of(ids, threshold, scale, seed, step, layer), dtarget.data(), datt.data(),
+                data_of(dedge), parts.get());
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "col_offset"_a, "source"_a.noconvert(),
+        "target"_a.noconvert(), "att"_a.noconvert(), "edge"_a.noconvert().none(),
+        "state"_a.noconvert(), "dout"_a.noconvert(), "slope"_a, "ids"_a.noconvert().none(),
+        "threshold"_a, "scale"_a, "seed"_a, "step"_a, "layer"_a, "dtarget"_a.noconvert(),
+        "datt"_a.noconvert(), "dedge"_a.noconvert().none());
+    m.def(
+        "gatv2_grad_source",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, Maybe<Ids> index,
+           Strided<const X> source, Matrix<const T> target, Matrix<const T> att,
+           Maybe<Matrix<const T>> edge, Matrix<const T> state, Matrix<const T> dout, double slope,
+           Maybe<Ids> ids, uint64_t threshold, double scale, uint64_t seed, uint32_t step,
+           uint32_t layer, Strided<T> dsource) {
+            nb::gil_scoped_release release;
+            kernels.attention<X>().gatv2_grad_source(
+                by_source(begin, end, cols, rows, index), heads_of_att(att), rows_of(source),
+                target.data(), att.data(), data_of(edge), targets_of<T>(state, dout), slope,
+                drop_of(ids, threshold, scale, seed, step, layer), rows_of(dsource));
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "index"_a.noconvert().none(), "source"_a.noconvert(),
+        "target"_a.noconvert(), "att"_a.noconvert(), "edge"_a.noconvert().none(),
+        "state"_a.noconvert(), "dout"_a.noconvert(), "slope"_a, "ids"_a.noconvert().none(),
+        "threshold"_a, "scale"_a, "seed"_a, "step"_a, "layer"_a, "dsource"_a.noconvert());
+    m.def(
+        "dot",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset,
+           Strided<const X> key, Strided<const X> value, Matrix<const T> query,
+           Maybe<Matrix<const T>> edge, Maybe<Ids> ids, uint64_t threshold, double scale,
+           uint64_t seed, uint32_t step, uint32_t layer, Matrix<T> out, Matrix<T> top,
+           Matrix<T> total, bool accumulate) {
+            nb::gil_scoped_release release;
+            kernels.attention<X>().dot(
+                ranges(begin, end, cols, rows, col_offset), heads_of(out, top), rows_of(key),
+                rows_of(value), query.data(), data_of(edge),
+                drop_of(ids, threshold, scale, seed, step, layer),
+                {out.data(), top.data(), total.data()}, accumulate);
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "col_offset"_a, "key"_a.noconvert(), "value"_a.noconvert(),
+        "query"_a.noconvert(), "edge"_a.noconvert().none(), "ids"_a.noconvert().none(),
+        "threshold"_a, "scale"_a, "seed"_a, "step"_a, "layer"_a, "out"_a.noconvert(),
+        "top"_a.noconvert(), "total"_a.noconvert(), "accumulate"_a);
+    m.def(
+        "dot_grad_target",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset,
+           Strided<const X> key, Strided<const X> value, Matrix<const T> query,
+           Maybe<Matrix<const T>> edge, Matrix<const T> state, Matrix<const T> dout,
+           Maybe<Ids> ids, uint64_t threshold, double scale, uint64_t seed, uint32_t step,
+           uint32_t layer, Matrix<T> dquery, Maybe<Matrix<T>> dedge) {
+            nb::gil_scoped_release release;
+            kernels.attention<X>().dot_grad_target(
+                ranges(begin, end, cols, rows, col_offset), heads_of_state<T>(dout, state),
+                rows_of(key), rows_of(value), query.data(), data_of(edge),
+                targets_of<T>(state, dout), drop_of(ids, threshold, scale, seed, step, layer),
+                dquery.data(), data_of(dedge));
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "col_offset"_a, "key"_a.noconvert(), "value"_a.noconvert(),
+        "query"_a.noconvert(), "edge"_a.noconvert().none(), "state"_a.noconvert(),
+        "dout"_a.noconvert(), "ids"_a.noconvert().none(), "threshold"_a, "scale"_a, "seed"_a,
+        "step"_a, "layer"_a, "dquery"_a.noconvert(), "dedge"_a.noconvert().none());
+    m.def(
+        "dot_grad_source",
+        [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, Maybe<Ids> index,
+           Strided<const X> key, Strided<const X> value, Matrix<const T> query,
+           Maybe<Matrix<const T>> edge, Matrix<const T> state, Matrix<const T> dout,
+           Maybe<Ids> ids, uint64_t threshold, double scale, uint64_t seed, uint32_t step,
+           uint32_t layer, Strided<T> dkey, Strided<T> dvalue) {
+            nb::gil_scoped_release release;
+            kernels.attention<X>().dot_grad_source(
+                by_source(begin, end, cols, rows, index), heads_of_state<T>(dout, state),
+                rows_of(key), rows_of(value), query.data(), data_of(edge),
+                targets_of<T>(state, dout), drop_of(ids, threshold, scale, seed, step, layer),
+                rows_of(dkey), rows_of(dvalue));
+        },
+        "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
+        "rows"_a.noconvert().none(), "index"_a.noconvert().none(), "key"_a.noconvert(),
+        "value"_a.noconvert(), "query"_a.noconvert(), "edge"_a.noconvert().none(),
+        "state"_a.noconvert(), "dout"_a.noconvert(), "ids"_a.noconvert().none(), "threshold"_a,
+        "scale"_a, "seed"_a, "step"_a, "layer"_a, "dkey"_a.noconvert(), "dvalue"_a.noconvert());
+    m.def(
+        "head_dots",
+        [](Matrix<const T> x, Matrix<const X> y, Strided<T> out) {
+            nb::gil_scoped_release release;
+            kernels.attention<X>().head_dots(heads_of(x, out), int64_t(x.shape(0)), x.data(),
+                                             y.data(), rows_of(out));
+        },
+        "x"_a.noconvert(), "y"_a.noconvert(), "out"_a.noconvert());
 }
 
 template <typename X>
@@ -224,6 +447,9 @@ NB_MODULE(_native, m) {
     bind_edge_kernels<float, float>(m);
     bind_edge_kernels<double, double>(m);
     bind_edge_kernels<bf16, float>(m);
+    bind_attention_kernels<float, float>(m);
+    bind_attention_kernels<double, double>(m);
+    bind_attention_kernels<bf16, float>(m);
     bind_row_kernels<float>(m);
     bind_row_kernels<double>(m);
     bind_row_kernels<bf16>(m);

@@ -6,6 +6,7 @@
 #ifndef FULLGRAPH_ISA
 #define FULLGRAPH_ISA declared
 #endif
+#include "attention.h"
 #include "common.h"
 #include "dropout.h"
 
@@ -28,10 +29,37 @@ struct RowKernels {
     void (*dropout)(const X*, const int64_t*, X*, int64_t, int64_t, uint64_t, double, DropoutKey);
 };
 
+template <typename X, typename T>
+struct AttentionKernels {
+    using Sources = Rows<const X>;
+    using Drop = const CoefficientDropout&;
+
+    void (*gat)(const EdgeRanges&, Heads, Sources, Sources, const T*, const T*, double, Drop,
+                Softmax<T>, bool);
+    void (*gat_grad)(const EdgesBySource&, Heads, Sources, Sources, const T*, Targets<T>, double,
+                     Drop, Rows<T>, Rows<T>, T*, T*, T*);
+    void (*gatv2)(const EdgeRanges&, Heads, Sources, const T*, const T*, const T*, double, Drop,
+                  Softmax<T>, bool);
+    void (*gatv2_grad_target)(const EdgeRanges&, Heads, Sources, const T*, const T*, const T*,
+                              Targets<T>, double, Drop, T*, T*, T*, T*);
+    void (*gatv2_grad_source)(const EdgesBySource&, Heads, Sources, const T*, const T*, const T*,
+                              Targets<T>, double, Drop, Rows<T>);
+    void (*dot)(const EdgeRanges&, Heads, Sources, Sources, const T*, const T*, Drop, Softmax<T>,
+                bool);
+    void (*dot_grad_target)(const EdgeRanges&, Heads, Sources, Sources, const T*, const T*,
+                            Targets<T>, Drop, T*, T*);
+    void (*dot_grad_source)(const EdgesBySource&, Heads, Sources, Sources, const T*, const T*,
+                            Targets<T>, Drop, Rows<T>, Rows<T>);
+    void (*head_dots)(Heads, int64_t, const T*, const X*, Rows<T>);
+};
+
 struct Table {
     EdgeKernels<float, float> edges_f32;
     EdgeKernels<double, double> edges_f64;
     EdgeKernels<bf16, float> edges_bf16;
+    AttentionKernels<float, float> attention_f32;
+    AttentionKernels<double, double> attention_f64;
+    AttentionKernels<bf16, float> attention_bf16;
     RowKernels<float> rows_f32;
     RowKernels<double> rows_f64;
     RowKernels<bf16> rows_bf16;
@@ -44,6 +72,12 @@ struct Table {
         if constexpr (std::is_same_v<X, float>) return edges_f32;
         else if constexpr (std::is_same_v<X, double>) return edges_f64;
         else return edges_bf16;
+    }
+    template <typename X>
+    const auto& attention() const {
+        if constexpr (std::is_same_v<X, float>) return attention_f32;
+        else if constexpr (std::is_same_v<X, double>) return attention_f64;
+        else return attention_bf16;
     }
     template <typename X>
     const auto& rows() const {
