@@ -9,6 +9,7 @@ a head, D attributes of an edge, F columns.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -123,16 +124,23 @@ class GATConv(_Attention, pyg.GATConv):
         if self.lin is not None:
             lin_source = lin_target = self.lin
         graph, edge_attr = self._with_loops(graph, edge_attr)
-        value = self._split(lin_source(source))
+        value = lin_source(source)
         edge_logit = None
         if edge_attr is not None and self.lin_edge is not None:
             edge_logit = F.linear(edge_attr, self._fold(self.lin_edge, self.att_edge))
-        out = self._attend(
-            graph, gat_attention, value,
-            F.linear(source, self._fold(lin_source, self.att_src)),
-            F.linear(target, self._fold(lin_target, self.att_dst)),
-            edge_logit=edge_logit, negative_slope=self.negative_slope,
-        )  # fmt: skip
+        source_fold = self._fold(lin_source, self.att_src)
+        target_fold = self._fold(lin_target, self.att_dst)
+        if source is target:  # one product, and one gradient of x
+            logits = F.linear(source, torch.cat([source_fold, target_fold]))
+            source_logit, target_logit = logits.split(self.heads, dim=1)
+        else:
+            source_logit = F.linear(source, source_fold)
+            target_logit = F.linear(target, target_fold)
+        with _made_again(graph, value, source, lin_source):
+            out = self._attend(
+                graph, gat_attention, self._split(value), source_logit, target_logit,
+                edge_logit=edge_logit, negative_slope=self.negative_slope,
+            )  # fmt: skip
         if self.res is not None:
             out = out + self.res(target)
         return out if self.bias is None else out + self.bias
@@ -195,6 +203,33 @@ class TransformerConv(_Attention, pyg.TransformerConv):
             return out + skip
         beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
         return beta * skip + (1 - beta) * out
+
+
+def _made_again(graph: DistributedGraph, value: Tensor, x: Tensor, lin: Any) -> Any:
+    """While attention runs: where the schedule rebuilds for the backward pass, W x is not kept for
+    it, as x is at hand and the product is cheap beside the attention."""
+    if not graph.schedule.remat or not torch.is_grad_enabled():
+        return contextlib.nullcontext()
+    place, numel = value.data_ptr(), value.numel()
+    x, weight = x.detach(), lin.weight.detach()
+    versions = x._version, weight._version
+
+    def pack(tensor: Tensor) -> Tensor | torch.Size:
+        same = numel > 0 and tensor.data_ptr() == place and tensor.numel() == numel
+        return tensor.shape if same and tensor.dtype == x.dtype else tensor
+
+    def unpack(kept: Tensor | torch.Size) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        if versions != (x._version, weight._version):
+            raise RuntimeError(
+                "rows or weights of an attention layer were modified in place before the backward "
+                "pass that needs them"
+            )
+        with torch.no_grad():
+            return F.linear(x, weight).view(kept)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _weight(layer: Any, edge_attr: Tensor | None) -> Tensor:
