@@ -38,7 +38,7 @@ PER_EDGE = ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "
 class Edges:
     """The edges placed on this rank.
 
-    ``blocks[q]`` has sources owned by rank q. ``origin``: int64 [E], for a graph made from another,
+    ``blocks[q]`` has sources owned by rank q. ``origin``: integers [E], for one made from another,
     its base, the position of each edge there; for a self-loop that was added, the edges of the
     base plus the row; None where edges are those of the base, or there is none. ``adds_loops``:
     whether a self-loop may be among them, on some rank, that the base does not have.
@@ -492,7 +492,9 @@ class DistributedGraph:
         origin[rank] = new_origin
         device = self.node_id.device
         blocks[rank] = new.to(device)
-        return Edges(blocks, torch.cat(origin).to(device), adds_loops=True)
+        # As narrow as it can be: it stays as long as the graph.
+        kind = torch.int32 if self.num_local_edges + self.num_owned < 2**31 else torch.int64
+        return Edges(blocks, torch.cat([o.to(kind) for o in origin]).to(device), adds_loops=True)
 
     def for_seeds(self, mask: Tensor, num_layers: int) -> SeedGraphs:
         """Only what some rows need: a graph for each of `num_layers` layers, the outermost first.

@@ -24,7 +24,7 @@ from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.nn.edge_index import EdgeIndex
 from fullgraph.nn.generic import Generic
 from fullgraph.nn.rows import RowFunctions, of_rows, with_rows
-from fullgraph.ops.attention import dot_attention, gat_attention, gatv2_attention
+from fullgraph.ops.attention import dot_attention, gat_attention_of_rows, gatv2_attention
 from fullgraph.ops.dropout import DropoutKey
 from fullgraph.ops.edge_list import EdgeList
 
@@ -124,21 +124,17 @@ class GATConv(_Attention, pyg.GATConv):
         if self.lin is not None:
             lin_source = lin_target = self.lin
         graph, edge_attr = self._with_loops(graph, edge_attr)
-        value = lin_source(source)
         edge_logit = None
         if edge_attr is not None and self.lin_edge is not None:
             edge_logit = F.linear(edge_attr, self._fold(self.lin_edge, self.att_edge))
         source_fold = self._fold(lin_source, self.att_src)
         target_fold = self._fold(lin_target, self.att_dst)
-        if source is target:  # one product, and one gradient of x
-            logits = F.linear(source, torch.cat([source_fold, target_fold]))
-            source_logit, target_logit = logits.split(self.heads, dim=1)
-        else:
-            source_logit = F.linear(source, source_fold)
-            target_logit = F.linear(target, target_fold)
-        with _made_again(graph, value, source, lin_source):
+        # A source's values and logits in one product, one row, and one gradient of x.
+        weight = torch.cat([lin_source.weight, source_fold])
+        rows = F.linear(source, weight)
+        with _made_again(graph, rows, source, weight):
             out = self._attend(
-                graph, gat_attention, self._split(value), source_logit, target_logit,
+                graph, gat_attention_of_rows, rows, F.linear(target, target_fold),
                 edge_logit=edge_logit, negative_slope=self.negative_slope,
             )  # fmt: skip
         if self.res is not None:
@@ -205,13 +201,13 @@ class TransformerConv(_Attention, pyg.TransformerConv):
         return beta * skip + (1 - beta) * out
 
 
-def _made_again(graph: DistributedGraph, value: Tensor, x: Tensor, lin: Any) -> Any:
+def _made_again(graph: DistributedGraph, value: Tensor, x: Tensor, weight: Tensor) -> Any:
     """While attention runs: where the schedule rebuilds for the backward pass, W x is not kept for
     it, as x is at hand and the product is cheap beside the attention."""
     if not graph.schedule.remat or not torch.is_grad_enabled():
         return contextlib.nullcontext()
     place, numel = value.data_ptr(), value.numel()
-    x, weight = x.detach(), lin.weight.detach()
+    x, weight = x.detach(), weight.detach()
     versions = x._version, weight._version
 
     def pack(tensor: Tensor) -> Tensor | torch.Size:

@@ -20,8 +20,7 @@ from fullgraph.nn.layers import LAYERS, layer_class
 from fullgraph.nn.norms import NORMS
 from fullgraph.nn.propagation import LABEL_MODELS, check_propagation
 from fullgraph.nn.rows import Graph, RowFunctions, is_running, of_rows, types_of
-from fullgraph.nn.typed import TYPED
-from fullgraph.nn.typed import HeteroLinear
+from fullgraph.nn.typed import TYPED, HeteroLinear
 from fullgraph.ops.gradients import check_same_parameters
 
 Model = TypeVar("Model", bound=torch.nn.Module)

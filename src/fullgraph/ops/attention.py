@@ -53,11 +53,36 @@ def gat_attention(
     _check("value", value, (graph.num_sources, *value.shape[1:]))
     _check("source_logit", source_logit, (graph.num_sources, heads))
     _check("target_logit", target_logit, (graph.num_owned, heads))
+    rows = torch.cat([value.flatten(1), source_logit.to(value.dtype)], dim=1)
+    return gat_attention_of_rows(
+        graph, rows, target_logit, edge_logit=edge_logit, negative_slope=negative_slope, p=p,
+        key=key, layer=layer,
+    )  # fmt: skip
+
+
+def gat_attention_of_rows(
+    graph: DistributedGraph, rows: Tensor, target_logit: Tensor, *,
+    edge_logit: Tensor | None = None, negative_slope: float = 0.2, p: float = 0.0,
+    key: DropoutKey | None = None, layer: str = "-",
+) -> Tensor:  # fmt: skip
+    """`gat_attention` where a source's values and logits are one row already, as they travel.
+
+    Args:
+        rows: [m, H C + H]: a source's values, head after head, and then its logits.
+        target_logit: [n, H]. All else as for `gat_attention`.
+    """
+    heads = target_logit.shape[1]
+    _check("rows", rows, (graph.num_sources, rows.shape[1]))
+    _check("target_logit", target_logit, (graph.num_owned, heads))
+    if heads == 0 or rows.shape[1] % heads:
+        raise ValueError(
+            f"rows must have H C values and H logits for the {heads} heads of target_logit, "
+            f"got {rows.shape[1]} columns"
+        )
     if edge_logit is not None:
         _check("edge_logit", edge_logit, (graph.num_local_edges, heads))
     options = _Options(graph, _dropout(p, key), layer, {"slope": negative_slope})
-    source_logit = source_logit.to(value.dtype)  # they travel in one row
-    return _Gat.apply(value, source_logit, target_logit, edge_logit, options)
+    return _Gat.apply(rows, target_logit, edge_logit, options)
 
 
 def gatv2_attention(
@@ -141,12 +166,12 @@ class _Gat(torch.autograd.Function):
     """z[i] = Σ over edges e from j into i of a[e] v[j], a = dropout(softmax(leaky(s[j] + t[i] +
     l[e]))), the softmax over the in-edges of i.
 
-    ========  ==========  ==================================================
-    v         [m, H, C]   float32, float64 or bfloat16
-    s, t      [m, H]      s in the dtype of v; t is [n, H]
-    l         [E, H]      optional
-    z         [n, H, C]   dtype of v; found in float32 for bfloat16
-    ========  ==========  ==================================================
+    ====  ============  ==================================================
+    v, s  [m, H C + H]  side by side; float32, float64 or bfloat16
+    t     [n, H]
+    l     [E, H]        optional
+    z     [n, H, C]     dtype of v; found in float32 for bfloat16
+    ====  ============  ==================================================
 
     Backward: one pass over the sources gives every gradient; it needs their rows again, kept or
     fetched as the schedule says. Saved: v, s, t, l, z, and [n, H] twice, see above.
@@ -154,13 +179,14 @@ class _Gat(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, source_logit: Tensor, target_logit: Tensor,
-        edge_logit: Tensor | None, options: _Options,
-    ) -> Tensor:  # fmt: skip
-        graph, dtype = options.graph, _wide(value.dtype)
-        sources = _Sources.of(graph, [_rows(value), source_logit.contiguous()])
+        ctx: Any, rows: Tensor, target_logit: Tensor, edge_logit: Tensor | None, options: _Options
+    ) -> Tensor:
+        graph, dtype, heads = options.graph, _wide(rows.dtype), target_logit.shape[1]
+        widths = [rows.shape[1] - heads, heads]
+        sources = _Sources.side_by_side(graph, rows.contiguous(), widths)
         halo = _halo(graph, sources, ctx.needs_input_grad)
-        softmax = _Softmax.empty(graph.num_owned, value, dtype)
+        shape = (-1, heads, widths[0] // heads)
+        softmax = _Softmax.empty(graph.num_owned, sources.own[0].view(shape), dtype)
         wide_logit = target_logit.to(dtype).contiguous()
         wide_edge_logit = None if edge_logit is None else edge_logit.to(dtype).contiguous()
 
@@ -174,27 +200,28 @@ class _Gat(torch.autograd.Function):
             )  # fmt: skip
 
         for_each_source(graph, sources.rows, use, layer=options.layer, halo=halo)
-        out = softmax.out.view(-1, *value.shape[1:]).to(value.dtype)
-        ctx.options = options
+        out = softmax.out.view(shape).to(rows.dtype)
+        ctx.options, ctx.widths = options, widths
         ctx.save_for_backward(
-            *sources.own, target_logit, edge_logit, halo, out, softmax.top, softmax.total
+            sources.rows, target_logit, edge_logit, halo, out, softmax.top, softmax.total
         )
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *own, target_logit, edge_logit, halo, out, top, total = ctx.saved_tensors
+        all_rows, target_logit, edge_logit, halo, out, top, total = ctx.saved_tensors
         options: _Options = ctx.options
         graph, dtype = options.graph, top.dtype
         dout = _rows(grad).to(dtype)
         state = _state(dout, out, top, total, target_logit.to(dtype))
         wide_edge_logit = None if edge_logit is None else edge_logit.to(dtype).contiguous()
-        sources = _Sources.of(graph, own)
-        grads = _Sources.zeros(graph, own, dtype)
+        sources = _Sources.side_by_side(graph, all_rows, ctx.widths)
+        zeros = torch.zeros_like(all_rows, dtype=dtype)
+        grads = _Sources.side_by_side(graph, zeros, ctx.widths)
         dtarget_logit = torch.zeros_like(top)
         dedge_logit = None
-        if wide_edge_logit is not None and ctx.needs_input_grad[3]:
+        if wide_edge_logit is not None and ctx.needs_input_grad[2]:
             dedge_logit = torch.zeros_like(wide_edge_logit)
         by_position = edge_logit is not None or options.dropout is not None
 
@@ -212,10 +239,8 @@ class _Gat(torch.autograd.Function):
             )  # fmt: skip
 
         fetch_and_send_back(graph, sources.rows, grads.rows, use, layer=options.layer, halo=halo)
-        dvalue, dsource_logit = grads.own
         return (
-            dvalue.view(-1, *out.shape[1:]).to(out.dtype), dsource_logit.to(out.dtype),
-            dtarget_logit.to(target_logit.dtype),
+            zeros.to(out.dtype), dtarget_logit.to(target_logit.dtype),
             None if dedge_logit is None else dedge_logit.to(edge_logit.dtype), None,
         )  # fmt: skip
 
@@ -377,6 +402,12 @@ class _Sources:
         joined = len(parts) > 1 and graph.group.size > 1
         rows = torch.cat(list(parts), 1) if joined else parts[0]
         return _Sources(tuple(parts), rows, graph.edges.blocks[graph.group.rank])
+
+    @staticmethod
+    def side_by_side(graph: DistributedGraph, rows: Tensor, widths: Sequence[int]) -> _Sources:
+        """From one tensor, of which the parts are columns."""
+        own = tuple(rows.split(list(widths), 1))
+        return _Sources(own, rows, graph.edges.blocks[graph.group.rank])
 
     @staticmethod
     def zeros(graph: DistributedGraph, like: Sequence[Tensor], dtype: torch.dtype) -> _Sources:
