@@ -75,7 +75,13 @@ def gcn_normalized(
     """
     graph.require_one_type("GCN normalisation")
     if graph.source_rows is not None and graph.base is not None:
-        return _on_layer(graph, gcn_normalized(graph.base, weight, fill, dtype), weight, fill)
+        return _on_layer(graph, _normalized(graph.base, weight, fill, dtype), weight, fill)
+    return _normalized(graph, weight, fill, dtype)
+
+
+def _normalized(
+    graph: DistributedGraph, weight: Tensor | None, fill: float | None, dtype: torch.dtype
+) -> Normalized:
     key = ("gcn_norm", fill, dtype)
     learned = weight is not None and weight.requires_grad  # without gradients enabled, too
     found = None if learned else graph.kept((*key, "scale"), [weight])
