@@ -125,13 +125,17 @@ def train_one(args: argparse.Namespace) -> None:
 
 def make_model(args: argparse.Namespace, features: int, classes: int) -> Any:
     import torch
-    from torch_geometric.nn import GAT, GraphSAGE
+    from torch_geometric.nn import GATConv, GraphSAGE, Sequential
 
     torch.manual_seed(0)
-    if args.model == "gat":
-        return GAT(
-            features, args.hidden, args.layers, classes, dropout=args.dropout, heads=args.heads
-        )
+    if args.model == "gat":  # one head at the end, as in the paper
+        widths = [features, *[args.hidden] * (args.layers - 1)]
+        steps: list[Any] = []
+        for width in widths[:-1]:
+            conv = GATConv(width, args.hidden // args.heads, args.heads, dropout=args.dropout)
+            steps += [(conv, "x, edge_index -> x"), torch.nn.ReLU()]
+        last = GATConv(widths[-1], classes, dropout=args.dropout)
+        return Sequential("x, edge_index", [*steps, (last, "x, edge_index -> x")])
     return GraphSAGE(features, args.hidden, args.layers, classes, dropout=args.dropout)
 
 
@@ -169,6 +173,7 @@ def pyg_step(args: argparse.Namespace) -> Any:
     folder = PartitionedFolder.open(f"{args.folder}/parts-1")
     part = folder.part(0)
     edges = torch.stack([part.src, part.dst]).long()
+    edges = edges[:, part.edge_id.argsort()]  # in the order in which they came
     if args.one == "pyg-csr":
         from torch_geometric.utils import to_torch_csr_tensor
 
