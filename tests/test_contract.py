@@ -107,12 +107,16 @@ def settings(size: int, graph: str) -> list[Setting]:
     ]
 
 
+REAL_ON = (1, 3)
+
 # Small enough that a block is fetched in several messages.
 BLOCK_BYTES = {**dict.fromkeys(GRAPHS, 200), "citeseer": 20_000}
 
 
 def check_case(group: Group, name: str) -> None:
     for graph in GRAPHS:
+        if graph == "citeseer" and group.size not in REAL_ON:  # by far the largest
+            continue
         try:
             check_contract(group, CASES[name], graph, settings(group.size, graph))
         except AssertionError as error:
