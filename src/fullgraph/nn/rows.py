@@ -99,6 +99,7 @@ _MIXTURES = {
     F.instance_norm, F.scaled_dot_product_attention, F.multi_head_attention_forward,
 }  # fmt: skip
 
+_JOINS = {torch.stack, torch.cat, torch.concat, torch.concatenate}
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
@@ -247,16 +248,26 @@ class RowFunctions(TorchFunctionMode):
         return out
 
     def _keep_notes(self, func: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> None:
-        """What has been computed from a type's rows, and has as many, has that type's rows."""
-        if func is torch.stack and (args[1] if len(args) > 1 else kwargs.get("dim", 0)) == 0:
+        """What has been computed from a type's rows, and has as many, has that type's rows. So has
+        what is left of a stack of such rows, as PyG makes one of relations, when it is reduced."""
+        given = list(_tensors((args, kwargs)))
+        notes = [getattr(t, "fullgraph_rows", None) for t in given]
+        if _joins_first(func, args, kwargs, out):
+            if func is torch.stack and all(ids is notes[0] for ids in notes):
+                out.fullgraph_stack = notes[0]
             return
-        given = (getattr(t, "fullgraph_rows", None) for t in _tensors((args, kwargs)))
-        ids = next((ids for ids in given if ids is not None), None)
-        if ids is None:
-            return
+        ids = next((ids for ids in notes if ids is not None), None)
+        stack = next((t for t in given if getattr(t, "fullgraph_stack", None) is not None), None)
         for tensor in _tensors(out):
-            if tensor.dim() and tensor.shape[0] == ids.numel():
-                of_rows(tensor, ids)
+            found = ids
+            if ids is None and stack is not None:
+                whole: Any = stack
+                if tensor.shape == whole.shape:
+                    tensor.fullgraph_stack = whole.fullgraph_stack  # type: ignore[attr-defined]
+                elif tensor.dim() == whole.dim() - 1 and _takes_first(func, args, kwargs, whole):
+                    found = whole.fullgraph_stack
+            if found is not None and tensor.dim() and tensor.shape[0] == found.numel():
+                of_rows(tensor, found)
 
     def rows_of(self, x: Tensor) -> RowSet | None:
         """Whose rows these are, or None."""
@@ -404,6 +415,7 @@ class RowFunctions(TorchFunctionMode):
                 or list_of_size(self.graph, x.shape[0]) is not None
             )
             # Nodes may come second, after stacks or heads that happen to be as many.
+            and getattr(x, "fullgraph_stack", None) is None
             and not (x.dim() > 2 and x.shape[1] == self.graph.num_owned)
         )
 
@@ -442,6 +454,21 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
+
+
+def _joins_first(func: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> bool:
+    """Whether rows are put after rows, or stacked before them."""
+    if func not in _JOINS:
+        return False
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+    return bool(dim % out.dim() == 0)
+
+
+def _takes_first(func: Callable[..., Any], args: Any, kwargs: Any, whole: Tensor) -> bool:
+    """Whether the call, which leaves a dimension out, leaves out the first."""
+    if func is Tensor.__getitem__:
+        return isinstance(args[1], int)
+    return func in REDUCTIONS and reduces_rows(func, args, kwargs, whole.dim())
 
 
 def _is_along_each_row(args: Any) -> bool:

@@ -51,10 +51,12 @@ def broadcast_parameters(module: torch.nn.Module, group: Group | None = None) ->
 
 
 def check_same_parameters(module: torch.nn.Module, group: Group | None = None) -> None:
-    """ValueError on every rank unless all ranks hold the same parameters, to the bit."""
+    """ValueError on every rank unless all ranks hold the same parameters, by the same names and to
+    the bit."""
     group = Group.of(group)
     digest = hashlib.sha256()
-    for parameter in module.parameters():
+    for name, parameter in module.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)} ".encode())
         flat = parameter.detach().cpu().contiguous().view(-1)
         digest.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
     digests = torch.zeros(group.size, dtype=torch.int64)
