@@ -16,11 +16,11 @@ from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.hetero import DistributedHeteroGraph
 from fullgraph.comm.seeds import SeedGraphs
 from fullgraph.nn.generic import check_generic
-from fullgraph.nn.layers import LAYERS, layer_class
+from fullgraph.nn.layers import layer_class
 from fullgraph.nn.norms import NORMS
 from fullgraph.nn.propagation import LABEL_MODELS, check_propagation
 from fullgraph.nn.rows import Graph, RowFunctions, is_running, of_rows, types_of
-from fullgraph.nn.typed import TYPED, HeteroLinear
+from fullgraph.nn.typed import HeteroLinear
 from fullgraph.ops.gradients import check_same_parameters
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -116,18 +116,24 @@ def _outermost(
         f"{path}.{name}".lstrip(".")
         for path, module in modules
         for kind, name in (
-            (MessagePassing, "aggr_module"),
             (pyg.JumpingKnowledge, "lstm"),  # along the layers of one node
             (pyg.HeteroBatchNorm, "mean_var"),
         )
         if isinstance(module, kind)
+    }
+    inside |= {  # the aggregations of a layer, wherever it has them
+        f"{path}.{name}".lstrip(".")
+        for path, layer in modules
+        if isinstance(layer, MessagePassing)
+        for name, module in layer.named_modules()
+        if isinstance(module, pyg.aggr.Aggregation)
     }
     for path, module in modules:
         if not any(path == name or path.startswith(name + ".") for name in inside):
             yield path, module
 
 
-# Swapped for their counterparts as the layers in LAYERS are.
+# Swapped for their counterparts, as layers are.
 _OTHERS = {**NORMS, **LABEL_MODELS, pyg.HeteroLinear: HeteroLinear}
 
 # Modules of PyG, besides those that are swapped, that treat every row by itself (or, like batch
@@ -168,12 +174,13 @@ def _check(path: str, module: torch.nn.Module, alone: bool) -> None:
     if any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
         reason = "its size is not known yet (in_channels=-1); give the size, or run it once on PyG"
     if reason is not None:
-        supported = ", ".join(sorted(kind.__name__ for kind in [*LAYERS, *TYPED, *_OTHERS]))
         raise UnsupportedLayerError(
             f"layer {path!r} ({type(module).__name__}) cannot run on a distributed graph: "
-            f"{reason}. Supported layers: {supported}; torch modules that treat rows one by one; "
-            "torch's BatchNorm1d, LayerNorm and Dropout; HeteroConv, MLP, JumpingKnowledge, "
-            "DeepGCNLayer, MessageNorm, DiffGroupNorm"
+            f"{reason}. Supported are MessagePassing layers, PyG's and your own, whose messages "
+            "depend on their edge and its two nodes, and are reduced over each node's edges by "
+            "sums, means, products, maxima, minima, variances or softmax; PyG's norms, MLP, "
+            "JumpingKnowledge, HeteroConv, LabelPropagation and models made of these; and torch "
+            "modules that treat rows one by one, BatchNorm1d, LayerNorm and Dropout"
         )
 
 

@@ -295,7 +295,19 @@ def _same_node(one: NodeIndex, other: NodeIndex, equal: bool) -> Tensor:
 def look_up(values: Tensor, index: NodeIndex) -> Tensor:
     """[E, ...]: the value of the node at this end of every edge, from values [n, ...] or [m, ...]
     of the owned rows."""
+    if isinstance(values, torch.nn.Parameter):
+        raise NotImplementedError(
+            f"layer {index.layer!r} looks rows of a parameter up by edge_index, which on a "
+            "distributed graph counts each rank's rows by themselves; look it up by graph.node_id "
+            "first, and the result by edge_index"
+        )
     if index.at_target:
+        if values.shape[0] != index.edges.graph.num_owned:
+            raise ValueError(
+                f"layer {index.layer!r}: values to look up by edges' targets must have a row for "
+                f"each of the {index.edges.graph.num_owned} owned nodes, got shape "
+                f"{tuple(values.shape)}"
+            )
         return values[index.edges.target]
     return gather_from_sources(index.edges, values, index.layer)
 

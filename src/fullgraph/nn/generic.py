@@ -14,24 +14,33 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.seeds import SeedGraphs
 from fullgraph.nn.edge_index import EdgeIndex
+from fullgraph.nn.layer_state import LayerState, OfPieces, attributes_undone, draws_undone
 from fullgraph.nn.message_run import MessageRun, Recording, Setting
 from fullgraph.nn.rows import RowFunctions, next_layer, of_rows, with_rows
 from fullgraph.ops.dropout import DropoutKey
 from fullgraph.ops.edge_list import EdgeList, Piece
 from fullgraph.ops.edge_move import turned
-from fullgraph.ops.messages import Inputs, Pass, Spec, message_pass
+from fullgraph.ops.messages import (
+    Inputs,
+    Pass,
+    Spec,
+    check_edges_alone,
+    is_close,
+    message_pass,
+)
 from fullgraph.ops.reductions import Reducible
 
 
@@ -177,16 +186,17 @@ def _slot(tensors: list[Tensor], tensor: Tensor) -> int:
 class _Code:
     """A layer's code that runs on pieces of edges, and the passes that it takes."""
 
+    entry: str
     functions: tuple[str, ...]
 
     def __init__(self, layer: Any, edge_index: EdgeIndex, kwargs: dict[str, Any]) -> None:
         self.layer, self.name = layer, layer.fullgraph_layer
         self.is_reversed = edge_index.flipped != (layer.flow == "target_to_source")
         self.given, self.edges_given = kwargs, edge_index.edges
-        self.training = [(module, module.training) for module in layer.modules()]
         self.per_row: dict[int, bool] = {}
         self.key: DropoutKey | None = None
         self.draws = False
+        self.draw_key: DropoutKey | None = None
 
     # Arguments ---------------------------------------------------------------------------------
 
@@ -209,15 +219,21 @@ class _Code:
                 slots.edges[name] = _slot(slots.inputs.edges, moved)
             elif value is not Parameter.empty:
                 slots.plain[name] = value
+        plain = [t for t in slots.plain.values() if isinstance(t, Tensor) and t.dim()]
+        self.node_rows = frozenset(
+            id(t) for t in plain
+            if t.shape[0] == graph.num_owned and not isinstance(t, torch.nn.Parameter)
+        )  # fmt: skip
 
     def _collect_of_nodes(self, name: str, graph: DistributedGraph) -> None:
         of_source = name.endswith("_j")
         value = self.given.get(name[:-2], Parameter.empty)
         pair = isinstance(value, (tuple, list))
         if pair:
-            # PyG's pairs are (row 0, row 1) of edge_index, whichever of them messages go to.
-            is_row_1 = of_source == (self.layer.flow == "target_to_source")
-            value = value[1 if is_row_1 else 0]
+            # PyG's pairs are of (sources, targets). Where it could not write code for the class,
+            # they are of (row 0, row 1) of edge_index, whichever of them messages go to.
+            by_row = self.layer.flow == "target_to_source" and not self._has_written_code()
+            value = value[0 if of_source != by_row else 1]
         if not isinstance(value, Tensor):
             if value is not Parameter.empty:
                 self.slots.plain[name] = value
@@ -236,6 +252,10 @@ class _Code:
         else:
             self.slots.targets[name] = self._node_slot(self.slots.inputs.targets, value, rows)
 
+    def _has_written_code(self) -> bool:
+        own = getattr(super(Generic, self.layer), self.entry)
+        return own.__func__ is not getattr(MessagePassing, self.entry)
+
     def _node_slot(self, tensors: list[Tensor], value: Tensor, rows: Tensor) -> int:
         seen = self.__dict__.setdefault("_rows_of", {})
         rows = seen.setdefault((id(value), rows.shape), rows)
@@ -243,21 +263,23 @@ class _Code:
 
     def _is_of_edges(self, name: str, value: Any) -> bool:
         """Whether an argument has a value for each edge: by its size, agreed on by all ranks when
-        the layer first gets it."""
+        the layer first gets one of its kind on this graph."""
         if not isinstance(value, Tensor) or isinstance(value, torch.nn.Parameter):
             return False
         fits = value.dim() > 0 and value.shape[0] == self.edges_given.num_edges
-        group = self.edges_given.graph.group
-        decided = self.layer.__dict__.setdefault("_fullgraph_of_edges", {})
-        if (name, group.size) not in decided:
-            votes = group.all_reduce(torch.tensor([int(fits)]), "which arguments are of edges")
-            decided[name, group.size] = int(votes) == group.size
-        if decided[name, group.size] and not fits:
+        graph = self.edges_given.graph
+        decided = graph.layer_cache.setdefault(self.layer, {})
+        key = (name, value.shape[1:], value.dtype, self.edges_given.origin is None)
+        if key not in decided:
+            vote = torch.tensor([int(fits)])
+            votes = graph.group.all_reduce(vote, "which arguments are of edges")
+            decided[key] = int(votes) == graph.group.size
+        if decided[key] and not fits:
             raise ValueError(
                 f"layer {self.name!r} was given {name} with shape {tuple(value.shape)}, where this "
                 f"rank has {self.edges_given.num_edges} edges (in the order of graph.edge_id)"
             )
-        return bool(decided[name, group.size])
+        return bool(decided[key])
 
     def _arguments(self, inputs: Inputs, setting: Setting) -> dict[str, Any]:
         """What the code can ask for, of one piece."""
@@ -285,24 +307,45 @@ class _Code:
     # Passes --------------------------------------------------------------------------------------
 
     def run(self, rows: RowFunctions) -> Any:
+        if (reason := check_hooks(self.layer)) is not None:  # set after `convert`
+            raise NotImplementedError(f"layer {self.name!r} cannot run: {reason}")
         self._collect()
-        self.seed = (rows.seed, rows.step, rows.num_dropouts)
         known: dict[int, Tensor] = {}
+        recording = Recording()
         while True:
-            recording = Recording() if torch.is_grad_enabled() else None
-            result, run = self._run_without_edges(known, recording)
+            recording.captured.clear()
+            with attributes_undone(self.layer) as attributes:
+                result, run = self._run_without_edges(known, recording)
+                set_here = _changed(attributes)
             if run.num_dropouts and self.key is None:  # masks are keyed on their place in all
                 self.key = rows.next_keys(run.num_dropouts)
                 continue
+            if self.draws and self.draw_key is None:
+                self.draw_key = rows.next_key()
             if not run.reduced:
+                by_rows = self.entry == "propagate" and rows.graph.group.size > 1
+                if by_rows and not self._is_checked("rows"):
+                    self._check_rows_alone(known, result)
                 if run.has_effects:
-                    result, _ = self._run_without_edges(known, None, effects=True)
-                return self._finish(result, known)
+                    with attributes_undone(self.layer) as attributes:
+                        result, run = self._run_without_edges(known, None, effects=True)
+                        set_here = _changed(attributes)
+                self._set_attributes(set_here, run)
+                return self._finish(result, known, rows)
             self._pass(known, run, recording)
 
-    def _pass(self, known: dict[int, Tensor], run: MessageRun, recording: Recording | None) -> None:
+    def _set_attributes(
+        self, found: list[tuple[dict[str, Any], str, Any]], run: MessageRun
+    ) -> None:
+        """What the code has set on its layer, but for what has a row for each made-up edge."""
+        for own, name, value in found:
+            gone = isinstance(value, Tensor) and run.has_edge_rows(value)
+            what = f"layer {self.name!r}: {name}, which its message has set,"
+            own[name] = OfPieces.of(what) if gone else value
+
+    def _pass(self, known: dict[int, Tensor], run: MessageRun, recording: Recording) -> None:
         calls = sorted(run.reduced)
-        captured = [] if recording is None else list(recording.captured.values())
+        captured = list(recording.captured.values()) if torch.is_grad_enabled() else []
         inputs = Inputs(
             self.slots.inputs.sources, self.slots.inputs.targets, self.slots.inputs.edges,
             captured, list(known.values()),
@@ -312,11 +355,14 @@ class _Code:
             for m in (run.reduced[call] for call in calls)
         ]
         ids, places = [id(t) for t in captured], list(known)
+        device = self.edges.graph.node_id.device
+        state = LayerState(self.layer, recording, device, self._draw_seed())
+        is_checked = self._is_checked(f"pass {calls}")
 
-        def program(piece_inputs: Inputs, piece: Piece) -> list[Reducible]:
+        def messages(piece_inputs: Inputs, piece: Piece) -> list[Reducible]:
             found = self._run_piece(
                 piece_inputs, piece, dict(zip(ids, piece_inputs.captured)),
-                dict(zip(places, piece_inputs.known)),
+                dict(zip(places, piece_inputs.known)), state,
             )  # fmt: skip
             missing = [call for call in calls if call not in found]
             if missing or len(found) != len(calls):
@@ -326,6 +372,15 @@ class _Code:
                 )
             return [found[call] for call in calls]
 
+        def program(piece_inputs: Inputs, piece: Piece) -> list[Reducible]:
+            nonlocal is_checked
+            found = messages(piece_inputs, piece)
+            if not is_checked and piece.position.numel() > 1:
+                is_checked = True
+                with torch.no_grad():
+                    check_edges_alone(messages, piece_inputs, piece, found, task)
+            return found
+
         per_row = [self.per_row[place] for place in places]
         task = Pass(self.edges, program, specs, per_row, self.name)
         results = message_pass(task, inputs)
@@ -333,24 +388,63 @@ class _Code:
             known[call] = result
             self.per_row[call] = spec.kind not in ("total", "each")
 
+    def _is_checked(self, what: str) -> bool:
+        """Whether it has been looked at, in this mode, that the layer's messages depend on nothing
+        but their own edge; from now on it has. Random numbers would differ."""
+        if self.draws:
+            return True
+        modes = tuple(module.training for module in self.layer.modules())
+        checked = self.layer.__dict__.setdefault("_fullgraph_checked", set())
+        key = (self.entry, what, modes)
+        is_checked = key in checked
+        checked.add(key)
+        return is_checked
+
+    def _check_rows_alone(self, known: dict[int, Tensor], result: Any) -> None:
+        """Raise NotImplementedError where a row of the result depends on other nodes' rows."""
+        n = self.edges.graph.num_owned
+        if n < 2 or not isinstance(result, Tensor):
+            return
+        half = {
+            call: z[: n // 2].detach() if self.per_row[call] else z for call, z in known.items()
+        }
+        with torch.no_grad(), attributes_undone(self.layer):
+            alone, _ = self._run_without_edges(half, None, num_rows=n // 2)
+        dim = self.layer.node_dim
+        if not is_close(alone, result.detach().narrow(dim, 0, n // 2)):
+            raise NotImplementedError(
+                f"layer {self.name!r}: its aggregation mixes the rows of different nodes, of which "
+                "this rank has some only; do so in its forward, with fullgraph.sum_over_ranks or "
+                "fullgraph.global_mean"
+            )
+
+    def _draw_seed(self) -> Callable[[int], int] | None:
+        if self.draw_key is None:
+            return None
+        key = self.draw_key
+        return lambda edge: hash((*key, edge)) & 0x7FFF_FFFF_FFFF_FFFF
+
     def _run_piece(
-        self, inputs: Inputs, piece: Piece, swaps: dict[int, Tensor], known: dict[int, Tensor]
-    ) -> dict[int, Reducible]:
+        self, inputs: Inputs, piece: Piece, swaps: dict[int, Tensor], known: dict[int, Tensor],
+        state: LayerState,
+    ) -> dict[int, Reducible]:  # fmt: skip
+        ids = self.edges.edge_id
         setting = self._setting(
-            piece.index, piece.target, piece.rows.numel(), self.edges.edge_id[piece.position]
-            if self.key is not None else piece.position,
+            piece.index, piece.target, piece.rows.numel(),
+            ids[piece.position] if self.key is not None else piece.position,
         )  # fmt: skip
-        with self._as_in_forward(piece):
+        with state.restored(swaps, int(ids[piece.position[0]]) if self.draws else 0):
             _, run = self._run_code(inputs, setting, known, swaps=swaps)
         return run.reduced
 
     def _run_without_edges(
-        self, known: dict[int, Tensor], recording: Recording | None, effects: bool = False
-    ) -> tuple[Any, MessageRun]:
+        self, known: dict[int, Tensor], recording: Recording | None, effects: bool = False,
+        num_rows: int | None = None,
+    ) -> tuple[Any, MessageRun]:  # fmt: skip
         """Run the code on one made-up edge, for all owned rows: where all reductions are known, it
         returns the layer's result; otherwise, it shows which reductions come next."""
         graph, given = self.edges.graph, self.slots.inputs
-        n = max(1, graph.num_owned)
+        n = max(1, graph.num_owned) if num_rows is None else num_rows
 
         def blank(t: Tensor) -> Tensor:
             return t.new_zeros(1, *t.shape[1:]).requires_grad_(
@@ -369,19 +463,20 @@ class _Code:
             else z
             for call, z in known.items()
         }
-        state = torch.get_rng_state()
         setting = self._setting(nothing, nothing, n, nothing)
-        result, run = self._run_code(inputs, setting, padded, recording=recording, effects=effects)
-        self.draws |= not torch.equal(state, torch.get_rng_state())
-        torch.set_rng_state(state)
-        return result, run
+        with draws_undone(graph.node_id.device, self._note_draws):
+            return self._run_code(inputs, setting, padded, recording=recording, effects=effects)
+
+    def _note_draws(self, drawn: bool) -> None:
+        self.draws |= drawn
 
     def _setting(self, index: Tensor, target: Tensor, num_rows: int, edge_id: Tensor) -> Setting:
         node_dim = self.layer.node_dim
         deep = any(t.dim() > 2 for t in self.slots.inputs.sources)
         return Setting(
             index, target, num_rows, edge_id, node_dim if deep else 0,
-            lambda: self.edges.total_edges, self.key, self.name,
+            lambda: self.edges.total_edges, self.key, self.name, self.edges.graph.num_owned,
+            self.node_rows,
         )  # fmt: skip
 
     def _run_code(
@@ -396,42 +491,29 @@ class _Code:
             result = self.code(arguments, run)
         return result, run
 
-    def _as_in_forward(self, piece: Piece) -> Any:
-        return _AsInForward(self, piece)
-
     def code(self, arguments: dict[str, Any], run: MessageRun) -> Any:
         raise NotImplementedError
 
-    def _finish(self, result: Any, known: dict[int, Tensor]) -> Any:
+    def _finish(self, result: Any, known: dict[int, Tensor], rows: RowFunctions) -> Any:
         raise NotImplementedError
 
 
-class _AsInForward:
-    """While a piece runs: the layer's training flags as they were in the forward pass, and, where
-    its code draws random numbers, a generator seeded for this very piece."""
-
-    def __init__(self, code: _Code, piece: Piece) -> None:
-        self.code, self.piece = code, piece
-
-    def __enter__(self) -> None:
-        self.now = [(m, m.training) for m, then in self.code.training if m.training != then]
-        for module, training in self.now:
-            module.training = not training
-        if self.code.draws:
-            self.state = torch.get_rng_state()
-            first = int(self.code.edges.edge_id[self.piece.position[0]])
-            torch.manual_seed(hash((*self.code.seed, first)) & 0x7FFF_FFFF_FFFF_FFFF)
-
-    def __exit__(self, *error: Any) -> None:
-        for module, training in self.now:
-            module.training = training
-        if self.code.draws:
-            torch.set_rng_state(self.state)
+def _changed(
+    attributes: list[tuple[dict[str, Any], dict[str, Any]]],
+) -> list[tuple[dict[str, Any], str, Any]]:
+    """What was set on a layer, where, and under which name."""
+    return [
+        (own, name, value)
+        for own, before in attributes
+        for name, value in own.items()
+        if name not in before or before[name] is not value
+    ]
 
 
 class _Propagation(_Code):
     """`message`, `aggregate` and `update`."""
 
+    entry = "propagate"
     functions = ("message", "aggregate")
 
     def code(self, arguments: dict[str, Any], run: MessageRun) -> Any:
@@ -445,29 +527,28 @@ class _Propagation(_Code):
             )
         return layer.aggregate(messages, **collect("aggregate", arguments))
 
-    def _finish(self, result: Any, known: dict[int, Tensor]) -> Any:
+    def _finish(self, result: Any, known: dict[int, Tensor], rows: RowFunctions) -> Any:
         layer, graph = self.layer, self.edges.graph
         if graph.num_owned == 0:
             result = result.narrow(layer.node_dim, 0, 0)
         names = layer.inspector.get_param_names("update")
         arguments = {name: self.given[name] for name in names if name in self.given}
         for name in names:
-            if name.endswith("_j") or name in _SPECIAL - {"size", "size_i", "dim_size"}:
+            if (name.endswith(("_i", "_j")) and name != "size_i") or name in _SPECIAL - _OF_ROWS:
                 raise NotImplementedError(
-                    f"layer {self.name!r}: its update asks for {name}; what belongs to rows, and "
-                    "arguments that end in _i, are supported"
+                    f"layer {self.name!r}: its update asks for {name}, of which PyG has a row for "
+                    "each edge; arguments as propagate is given them are supported"
                 )
-            if name.endswith("_i"):
-                value = self.given.get(name[:-2])
-                arguments[name] = value[1] if isinstance(value, (tuple, list)) else value
         n = graph.num_owned
         arguments.update(size=[graph.num_sources, n], size_i=n, dim_size=n)
-        return layer.update(result, **layer.inspector.collect_param_data("update", arguments))
+        with rows:  # batch norm and dropout, if any, are of all ranks' rows again
+            return layer.update(result, **layer.inspector.collect_param_data("update", arguments))
 
 
 class _EdgeUpdate(_Code):
     """`edge_update`, whose result stays with the edges."""
 
+    entry = "edge_updater"
     functions = ("edge_update",)
 
     def code(self, arguments: dict[str, Any], run: MessageRun) -> Any:
@@ -475,36 +556,67 @@ class _EdgeUpdate(_Code):
         result = layer.edge_update(**layer.inspector.collect_param_data("edge_update", arguments))
         return run.keep(result)
 
-    def _finish(self, result: Any, known: dict[int, Tensor]) -> Any:
+    def _finish(self, result: Any, known: dict[int, Tensor], rows: RowFunctions) -> Any:
         out = known[max(known)]
         return turned(self.edges_given)[2](out) if self.is_reversed else out
 
 
 _SPECIAL = MessagePassing.special_args
+_OF_ROWS = {"size", "size_i", "dim_size"}
 
 
 def check_generic(layer: Any) -> str | None:
     """Why this layer cannot run piece by piece, or None."""
-    for name in ("message", "aggregate", "message_and_aggregate", "edge_update"):
-        for when in ("pre_hooks", "hooks"):
-            if getattr(layer, f"_{name}_forward_{when}", None):
-                return f"it has hooks on {name}, which runs several times on parts of the edges"
-    if layer.explain:
-        return "explain=True looks at the messages of all edges at once"
-    for module in () if layer.aggr_module is None else layer.aggr_module.modules():
-        reason = _REFUSED_AGGREGATIONS.get(type(module).__name__)
-        if reason is not None:
-            return f"its aggregation {type(module).__name__} {reason}"
+    for kind, why in _REFUSED_LAYERS.items():
+        if isinstance(layer, kind):
+            return why
+    if (reason := check_hooks(layer)) is not None:
+        return reason
+    for module in layer.modules():
+        name = type(module).__name__
+        if isinstance(module, pyg.aggr.Aggregation) and name in _REFUSED_AGGREGATIONS:
+            return f"its aggregation {name} {_ALL_AT_ONCE}; {_AGGREGATIONS}"
     return None
 
 
-_ALL_AT_ONCE = "needs all messages of a node at once, in order, and they come block by block"
-_REFUSED_AGGREGATIONS = {
-    **dict.fromkeys(
-        ("LSTMAggregation", "GRUAggregation", "SortAggregation", "MedianAggregation",
-         "QuantileAggregation", "MLPAggregation", "SetTransformerAggregation",
-         "GraphMultisetTransformer", "EquilibriumAggregation", "Set2Set", "LCMAggregation",
-         "PatchTransformerAggregation"),
-        _ALL_AT_ONCE,
+def check_hooks(layer: Any) -> str | None:
+    """Whether something looks at all messages at once: hooks on them, or an explanation."""
+    for name in ("message", "aggregate", "message_and_aggregate", "edge_update"):
+        for when in ("pre_hooks", "hooks"):
+            if getattr(layer, f"_{name}_forward_{when}", None):
+                return (
+                    f"it has hooks on {name}, which runs several times on parts of the edges; "
+                    "hooks on propagate, or on the layer, are supported"
+                )
+    if layer.explain:
+        return "explain=True looks at the messages of all edges at once; set explain=False"
+    return None
+
+
+_OWN_GRAPH = (
+    "it makes a graph of its own from the features in every pass; make the graph before, and use "
+    "{} on it"
+)
+_REFUSED_LAYERS = {
+    pyg.DynamicEdgeConv: _OWN_GRAPH.format("EdgeConv"),
+    pyg.GravNetConv: _OWN_GRAPH.format("a layer that takes edge_weight"),
+    pyg.PANConv: (
+        "it makes a graph of its own, powers of the whole adjacency matrix; TAGConv or MixHopConv "
+        "reach as far"
     ),
+    pyg.FusedGATConv: (
+        "it takes the whole graph's csr and csc arrays; GATConv is the same layer, and runs fused"
+    ),
+    pyg.MeshCNNConv: "its messages combine every four edges in the order of edges",
+}
+_ALL_AT_ONCE = "needs all messages of a node at once, in order, and they come block by block"
+_AGGREGATIONS = (
+    "sum, mean, mul, min, max, var, std, softmax, powermean, degree scalers and several of them "
+    "together are supported"
+)
+_REFUSED_AGGREGATIONS = {
+    "LSTMAggregation", "GRUAggregation", "SortAggregation", "MedianAggregation",
+    "QuantileAggregation", "MLPAggregation", "SetTransformerAggregation",
+    "GraphMultisetTransformer", "EquilibriumAggregation", "Set2Set", "LCMAggregation",
+    "PatchTransformerAggregation",
 }  # fmt: skip

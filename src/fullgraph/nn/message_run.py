@@ -34,15 +34,21 @@ class Kind(Flag):
     INDEX = auto()  # which row each edge ends in
     EDGES = auto()  # a row for each edge of the piece
     ROWS = auto()  # a row for each of the piece's destinations
+    OWNED = auto()  # a row for each owned row
     PROVISIONAL = auto()  # computed from a reduction that is not known yet
 
 
 @dataclass
 class Recording:
-    """``captured``: tensors with a gradient that the code uses without being given them, parameters
-    mostly, by id."""
+    """What the code uses without being given it, by id.
+
+    ``captured``: tensors with a gradient, parameters mostly; ``outside``: those and all others, and
+    their versions; ``written``: those that the code itself writes to.
+    """
 
     captured: dict[int, Tensor] = field(default_factory=dict)
+    outside: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
+    written: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -51,7 +57,8 @@ class Setting:
 
     ``index``: int64 [e], the destination of each edge; ``target``: int64 [e], its owned row;
     ``num_rows``: d; ``edge_id``: int64 [e]; ``edge_dim``: where a message has its edges;
-    ``total_edges``: edges of the list on all ranks; ``key``: of the first dropout mask.
+    ``total_edges``: edges of the list on all ranks; ``key``: of the first dropout mask;
+    ``num_owned``: n; ``node_rows``: ids of tensors from outside that have a row for each of them.
     """
 
     index: Tensor
@@ -62,6 +69,8 @@ class Setting:
     total_edges: Callable[[], int]
     key: DropoutKey | None
     layer: str
+    num_owned: int
+    node_rows: frozenset[int]
 
 
 _SUMS = {
@@ -112,13 +121,15 @@ class MessageRun(TorchFunctionMode):
     ) -> None:  # fmt: skip
         super().__init__()
         self.setting, self.known, self.recording, self.effects = setting, known, recording, effects
-        self.swaps = swaps or {}
+        self.swaps = dict(swaps or {})
         self.reduced: dict[int, Reducible] = {}
         self.num_calls = self.num_dropouts = 0
         self.has_effects = False
         self._kinds: dict[int, tuple[Tensor, Kind]] = {}
         self._sub_index: dict[int, Tensor | None] = {}
         self._made: dict[int, Tensor] = {}
+        self._shadows: dict[int, Tensor] = {}
+        self._outside_written: list[Tensor] = []
         self._mark(setting.index, Kind.INDEX)
         self._sub_index[id(setting.index)] = None
 
@@ -127,6 +138,10 @@ class MessageRun(TorchFunctionMode):
     def mark_edges(self, tensor: Tensor) -> None:
         """This tensor has a row for each edge."""
         self._mark(tensor, Kind.EDGES)
+
+    def has_edge_rows(self, tensor: Tensor) -> bool:
+        """Whether a tensor that the code has made has a row for each edge."""
+        return Kind.EDGES in self._kind(tensor)
 
     def is_provisional(self, value: Any) -> bool:
         return any(Kind.PROVISIONAL in self._kind(t) for t in tensors_in(value))
@@ -139,6 +154,15 @@ class MessageRun(TorchFunctionMode):
         found = self._kinds.get(id(tensor))
         return Kind.NONE if found is None else found[1]
 
+    def _kind_of_any(self, tensor: Tensor) -> Kind:
+        """The kind of a tensor of the run, or of one from outside."""
+        found = self._kinds.get(id(tensor))
+        if found is not None:
+            return found[1]
+        is_table = tensor.dim() > 0 and tensor.shape[0] == self.setting.num_owned
+        is_own = is_table and not isinstance(tensor, torch.nn.Parameter)
+        return Kind.OWNED if is_own else Kind.NONE
+
     # The functions of the code -------------------------------------------------------------------
 
     def __torch_function__(
@@ -148,7 +172,7 @@ class MessageRun(TorchFunctionMode):
         given = list(tensors_in((args, kwargs)))
         kind = Kind.NONE
         for tensor in given:
-            kind |= self._kind(tensor)
+            kind |= self._kind_of_any(tensor)
         if Kind.INDEX in kind:
             return self._with_index(func, args, kwargs, kind)
         if func is F.dropout or func is torch.dropout:
@@ -161,16 +185,27 @@ class MessageRun(TorchFunctionMode):
             self._record(given)
         writes = _writes(func, kwargs)
         if writes and given and id(given[0]) not in self._made:
-            self.has_effects = True
-            if not self.effects:
-                return given[0]
+            self._write_outside(given[0])
         if self.swaps:
             args, kwargs = _swapped(args, self.swaps), _swapped(kwargs, self.swaps)
         out = func(*args, **kwargs)
-        self._note(out, kind)
-        if writes and Kind.PROVISIONAL in kind and given:
-            self._mark(given[0], self._kind(given[0]) | Kind.PROVISIONAL)
+        if writes and given and id(given[0]) in self._shadows:
+            return None if out is None else given[0]
+        if id(out) in self._made or not any(out is t for t in tensors_in((args, kwargs))):
+            self._note(out, kind)  # but for a tensor from outside that came back as it is
+        if writes and given and id(given[0]) in self._made:
+            self._note(given[0], kind)
         return out
+
+    def _write_outside(self, tensor: Tensor) -> None:
+        """Let the code see what it writes; whoever else has the tensor sees it once, if at all."""
+        self.has_effects = True
+        if self.recording is not None:
+            self.recording.written.add(id(tensor))
+        if not self.effects and id(tensor) not in self._shadows:
+            self._shadows[id(tensor)] = copy = self.swaps.get(id(tensor), tensor).detach().clone()
+            self._outside_written.append(tensor)  # so that its id stays its own
+            self.swaps[id(tensor)] = copy
 
     def _note(self, out: Any, kind: Kind) -> None:
         """Remember what came out of a function whose arguments were of this kind."""
@@ -180,6 +215,10 @@ class MessageRun(TorchFunctionMode):
                 new |= Kind.EDGES
             elif Kind.ROWS in kind and tensor.dim() and tensor.shape[0] == self.setting.num_rows:
                 new |= Kind.ROWS
+            elif Kind.OWNED in kind and tensor.dim() and (
+                tensor.shape[0] == self.setting.num_owned
+            ):  # fmt: skip
+                new |= Kind.OWNED
             self._mark(tensor, new | self._kind(tensor))
 
     def _has_edges(self, tensor: Tensor) -> bool:
@@ -192,25 +231,54 @@ class MessageRun(TorchFunctionMode):
     def _record(self, given: list[Tensor]) -> None:
         assert self.recording is not None
         for tensor in given:
-            if tensor.requires_grad and id(tensor) not in self._made:
-                self.recording.captured.setdefault(id(tensor), tensor)
+            if id(tensor) not in self._made:
+                version = 0 if tensor.is_inference() else tensor._version
+                self.recording.outside.setdefault(id(tensor), (tensor, version))
+                if tensor.requires_grad:
+                    self.recording.captured.setdefault(id(tensor), tensor)
 
     def _refuse(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: Kind) -> None:
+        x = args[0] if args else kwargs.get("input")
+        if func in REDUCTIONS and isinstance(x, Tensor) and Kind.EDGES not in self._kind(x):
+            self._refuse_over_rows(func, args, kwargs, x)
         if Kind.EDGES not in kind:
             return
-        x = args[0] if args else kwargs.get("input")
         mixes = func in _RECURRENT or (
             func in REDUCTIONS
             and isinstance(x, Tensor)
             and Kind.EDGES in self._kind(x)
-            and x.shape[0] == self.setting.index.numel()
-            and reduces_rows(func, args, kwargs, x.dim())
+            and self._dims_of(x, self.setting.index.numel())
+            and reduces_rows(
+                func, args, kwargs, x.dim(), self._dims_of(x, self.setting.index.numel())[0]
+            )
         )
         if mixes:
             raise NotImplementedError(
                 f"layer {self.setting.layer!r}: its message calls {_name(func)} over the edges, of "
                 "which only some are at hand at a time. Reduce over a node's edges with "
                 "torch_geometric.utils.scatter or softmax and the `index` that message can ask for"
+            )
+
+    def _dims_of(self, x: Tensor, size: int) -> list[int]:
+        """Where a tensor has its edges or rows, so many: where the layer has them, or first."""
+        dims = [self.setting.edge_dim] if x.dim() > 2 else []
+        return [d % x.dim() for d in (*dims, 0) if x.dim() and x.shape[d] == size]
+
+    def _refuse_over_rows(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor
+    ) -> None:
+        """Refuse to mix aggregated rows, or rows that the code has from elsewhere."""
+        kind = self._kind(x)
+        outside = id(x) in self.setting.node_rows or Kind.OWNED in kind
+        if not outside and Kind.ROWS not in kind:
+            return
+        size = self.setting.num_owned if outside else self.setting.num_rows
+        dims = self._dims_of(x, size)
+        if dims and reduces_rows(func, args, kwargs, x.dim(), dims[0]):
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: its message or aggregation calls {_name(func)} "
+                "over the rows of nodes, of which only some are at hand; do so in its forward, "
+                "with fullgraph.sum_over_ranks or fullgraph.global_mean"
             )
 
     # Reductions --------------------------------------------------------------------------------
@@ -255,12 +323,12 @@ class MessageRun(TorchFunctionMode):
         table = args[1] if func is F.embedding else args[0]
         if self.recording is not None:
             self._record([table])
-        outside = id(table) not in self._made and id(table) not in self.swaps
-        if id(table) in self.swaps:
-            outside = True
+        outside = id(table) not in self._made or id(table) in self.swaps
+        of_owned = outside or Kind.OWNED in self._kind(table)
+        self._check_table(table, of_owned)
         table = self.swaps.get(id(table), table)
         place = index
-        if outside:
+        if of_owned:
             sub = self._sub_index[id(index)]
             place = self.setting.target if sub is None else self._rows_at(sub)
             if index.dim() > 1:
@@ -271,6 +339,22 @@ class MessageRun(TorchFunctionMode):
         out = func(*_swapped(args, swaps), **_swapped(kwargs, swaps))
         self._mark(out, Kind.EDGES | (kind & Kind.PROVISIONAL))
         return out
+
+    def _check_table(self, table: Tensor, of_owned: bool) -> None:
+        if isinstance(table, torch.nn.Parameter):
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: its message looks rows of a parameter up by the "
+                "index of nodes, which counts this rank's rows only; look it up by graph.node_id "
+                "before, and give propagate the rows"
+            )
+        size = self.setting.num_owned if of_owned else self.setting.num_rows
+        dims = (0, self.setting.edge_dim) if table.dim() > 2 else (0,)
+        if all(table.shape[d] != size for d in dims):
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: its message looks up, by the index of nodes, a "
+                f"tensor of shape {tuple(table.shape)}; one row for each of the "
+                f"{self.setting.num_owned} owned nodes is supported"
+            )
 
     def _rows_at(self, index: Tensor) -> Tensor:
         rows = self.setting.target.new_zeros(self.setting.num_rows)
@@ -288,6 +372,15 @@ class MessageRun(TorchFunctionMode):
                 "the dim_size or size_i that message can ask for"
             )
         sub = self._sub_index[id(index)]
+        num_messages = self.setting.index.numel() if sub is None else sub.numel()
+        if values.shape[dim] != num_messages or (
+            "index_" not in _name(func) and index.shape != values.shape
+        ):
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: {_name(func)} reduces {tuple(values.shape)} by an "
+                f"index of shape {tuple(index.shape)}; an index as wide as the values is supported "
+                "(an argument of propagate with a row for each edge must have had so at first)"
+            )
         found = self.known.get(call)
         if found is None:
             if not self.is_provisional((into, values)):

@@ -482,8 +482,11 @@ def _is_along_each_row(args: Any) -> bool:
     )
 
 
-def reduces_rows(func: Callable[..., Any], args: Any, kwargs: Any, num_dims: int) -> bool:
-    """Whether the call's dimensions include the first, by their usual place in the arguments."""
+def reduces_rows(
+    func: Callable[..., Any], args: Any, kwargs: Any, num_dims: int, dim: int = 0
+) -> bool:
+    """Whether the call's dimensions include the first, or `dim`, by their usual place in the
+    arguments."""
     name = getattr(func, "__name__", "")
     at = _DIM_AT.get(name, 1)
     default: Any = _DEFAULT_DIM.get(name)
@@ -494,4 +497,4 @@ def reduces_rows(func: Callable[..., Any], args: Any, kwargs: Any, num_dims: int
     if dims is None or isinstance(dims, bool):
         return True
     dims = dims if isinstance(dims, (tuple, list)) else (dims,)
-    return any(d % num_dims == 0 for d in dims)
+    return any(d % num_dims == dim for d in dims)

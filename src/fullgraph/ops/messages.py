@@ -171,6 +171,9 @@ class _MessagePass(torch.autograd.Function):
                     piece_grad = reduction.gradient(piece, messages.index, values, grad)
                     outputs.append(messages.values)
                     out_grads.append(piece_grad.view_as(messages.values).to(messages.values.dtype))
+            if outputs and not sums.is_checked:
+                sums.is_checked = True
+                _check_leaves(outputs, leaves, task)
             with_grad = [t for t in leaves.flat() if t.requires_grad]
             if not outputs or not with_grad:
                 return
@@ -195,6 +198,8 @@ class _Packed:
     rows: Tensor
 
     def __init__(self, tensors: list[Tensor]) -> None:
+        if any(t.is_complex() for t in tensors):
+            raise NotImplementedError("messages of complex rows are not supported")
         floats = [t.dtype for t in tensors if t.is_floating_point()]
         dtype = floats[0] if floats else torch.int64
         for other in floats[1:]:
@@ -240,9 +245,14 @@ class _Gradients:
         # Those of sources go through the packed matrix, if any.
         self.sources_needed = any(needs.sources)
         self.d_rows: Tensor | None = None
-        zeros = [torch.zeros_like(t) if n else None for t, n in zip(inputs.flat(), _flat(needs))]
+        self.dtypes = [t.dtype for t in inputs.flat()]
+        zeros = [
+            torch.zeros_like(t, dtype=_wide(t.dtype)) if n else None
+            for t, n in zip(inputs.flat(), _flat(needs))
+        ]
         self.of = inputs.like(zeros)
         self.packed: _Packed | None = None
+        self.is_checked = False
 
     def add(
         self, found: _Grouped, piece: Piece, packed: _Packed | None, into: Tensor | None
@@ -254,17 +264,17 @@ class _Gradients:
                     into[:, place].index_add_(0, piece.source, flat)
         for total, grad in zip(self.of.targets, found.targets):
             if grad is not None and total is not None:
-                total.index_add_(0, piece.target, grad)
+                total.index_add_(0, piece.target, grad.to(total.dtype))
         for total, grad in zip(self.of.edges, found.edges):
             if grad is not None and total is not None:
-                total[piece.position] = grad
+                total[piece.position] = grad.to(total.dtype)
         for total, grad in zip(self.of.captured, found.captured):
             if grad is not None and total is not None:
                 total += grad
         for total, grad, per_row in zip(self.of.known, found.known, self.task.known_per_row):
             if grad is not None and total is not None:
                 if per_row:
-                    total.index_add_(0, piece.rows, grad)
+                    total.index_add_(0, piece.rows, grad.to(total.dtype))
                 else:
                     total += grad
 
@@ -272,8 +282,34 @@ class _Gradients:
         if self.packed is not None and self.d_rows is not None:
             for k, (place, total) in enumerate(zip(self.packed.places, self.of.sources)):
                 if total is not None:
-                    self.of.sources[k] = self.d_rows[:, place].reshape(total.shape).to(total.dtype)
-        return _flat(self.of)
+                    self.of.sources[k] = self.d_rows[:, place].reshape(total.shape)
+        return [None if t is None else t.to(d) for t, d in zip(_flat(self.of), self.dtypes)]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """In which many gradients add up."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _check_leaves(outputs: list[Tensor], leaves: Inputs, task: Pass) -> None:
+    """Raise RuntimeError where messages depend on a tensor that is not among the program's own, so
+    that its gradient would be lost."""
+    own = {id(t) for t in leaves.flat()}
+    nodes: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        variable = getattr(node, "variable", None)  # where the gradient of a leaf goes
+        if variable is not None and id(variable) not in own:
+            raise RuntimeError(
+                f"layer {task.layer!r}: its message uses a tensor of shape "
+                f"{tuple(variable.shape)} whose gradient would be lost: one that was not there in "
+                "the forward pass, or that only a torch.autograd.Function sees. Give it to "
+                "propagate as an argument, or keep it as a parameter of the layer"
+            )
+        new = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= new
+        nodes.extend(new)
 
 
 def _flat(groups: _Grouped) -> list[Any]:
@@ -363,11 +399,49 @@ def _walk_back(
             use(piece, sources, into)
 
     sums.packed = packed
-    wide = torch.float32 if packed.rows.element_size() == 2 else packed.rows.dtype
+    wide = _wide(packed.rows.dtype)
     sums.d_rows = torch.zeros_like(packed.rows, dtype=wide)
     fetch_and_send_back(
         task.edges.graph, packed.rows, sums.d_rows, use_chunk, layer=task.layer, halo=halo
     )
+
+
+def check_edges_alone(
+    program: Program, inputs: Inputs, piece: Piece, found: list[Reducible], task: Pass
+) -> None:
+    """Raise NotImplementedError where an edge's message depends on which others are at hand: the
+    messages of a piece have to be those of its two halves."""
+    size = piece.position.numel()
+    half = size // 2
+    for part in (slice(0, half), slice(half, size)):
+        offsets = piece.offsets.clamp(part.start, part.stop) - part.start
+        smaller = Piece(piece.rows, offsets, piece.source[part], piece.position[part])
+        of_edges = Inputs(
+            [t[part] for t in inputs.sources], [t[part] for t in inputs.targets],
+            [t[part] for t in inputs.edges], inputs.captured, inputs.known,
+        )  # fmt: skip
+        again = program(of_edges, smaller)
+        _check_found(again, task)
+        for one, other in zip(found, again):
+            # Messages of some of the edges only, in an order of their own, are not looked at.
+            if one.index is None and not is_close(other.values, one.values[part]):
+                raise NotImplementedError(
+                    f"layer {task.layer!r}: its message combines different edges other than by "
+                    "their node. Reduce over a node's edges with torch_geometric.utils.scatter or "
+                    "softmax and the `index` that message can ask for"
+                )
+
+
+def is_close(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same to the rounding of another order of the rows."""
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point():
+        return bool((one == other).all())
+    one, other = one.detach(), other.detach()
+    scale = float(other.abs().nan_to_num(0, 0, 0).max()) if other.numel() else 0.0
+    rough = 0.05 if one.element_size() == 2 else 1e-4
+    return torch.allclose(one, other, rtol=rough, atol=rough * scale, equal_nan=True)
 
 
 def _check_found(found: list[Reducible], task: Pass) -> None:
