@@ -34,7 +34,10 @@ class _ByRelation(MessagePassing):
     def __init__(self) -> None:
         super().__init__(aggr="sum", node_dim=0)
 
-    def message(self, x_j: Tensor, edge_type: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
+    def message(
+        self, x_j: Tensor, edge_type: Tensor, norm: Tensor, weights: tuple[Tensor]
+    ) -> Tensor:
+        (weight,) = weights  # in a tuple, as there may be as many edges as relations
         if not x_j.is_floating_point():  # nodes by their ids: a row of weight for each
             rows = weight.flatten(0, 1)[edge_type * weight.shape[1] + x_j]
             return rows * norm.to(rows.dtype).unsqueeze(1)
@@ -112,7 +115,7 @@ class _Relational(Generic):
             )
         norm = self._norm(edge_index, edge_type, weight.dtype)
         out = _helper(self, _ByRelation).propagate(
-            edge_index, x=source, edge_type=edge_type, norm=norm, weight=weight
+            edge_index, x=source, edge_type=edge_type, norm=norm, weights=(weight,)
         )
         if edge_index.types is not None:
             of_rows(out, edge_index.node_id)
@@ -131,16 +134,23 @@ class _Relational(Generic):
 
     def _norm(self, graph: DistributedGraph, edge_type: Tensor, dtype: torch.dtype) -> Tensor:
         """[E]: 1 / the number of edges of this type into the same node; 1 for a sum."""
-        if self.aggr != "mean":
-            return torch.ones(edge_type.numel(), dtype=dtype, device=edge_type.device)
-        found = graph.kept(("rgcn", dtype), [edge_type])
+        key = ("rgcn", self.aggr == "mean", self.num_relations, dtype)
+        found = graph.kept(key, [edge_type])
         if found is not None:
             return found
         with torch._C.DisableTorchFunction():  # each node's edges are all on this rank
-            key = graph.edge_target.long() * self.num_relations + edge_type
-            _, place, counts = torch.unique(key, return_inverse=True, return_counts=True)
-            norm = counts.to(dtype).reciprocal()[place]
-        return graph.keep(("rgcn", dtype), [edge_type], norm)
+            largest = int(edge_type.max()) if edge_type.numel() else 0
+            if largest >= self.num_relations:
+                raise ValueError(
+                    f"layer {self.fullgraph_layer!r} ({type(self).__name__}): an edge_type is "
+                    f"{largest}, and num_relations={self.num_relations}"
+                )
+            norm = torch.ones(edge_type.numel(), dtype=dtype, device=edge_type.device)
+            if self.aggr == "mean":
+                both = graph.edge_target.long() * self.num_relations + edge_type
+                _, place, counts = torch.unique(both, return_inverse=True, return_counts=True)
+                norm = counts.to(dtype).reciprocal()[place]
+        return graph.keep(key, [edge_type], norm)
 
 
 class RGCNConv(_Relational, pyg.RGCNConv):
