@@ -16,6 +16,7 @@ from fullgraph.graph.partition import partition
 from fullgraph.training.run_folder import RunFolder
 from tests.data import shared_data
 from tests.training.graphs import small
+from tests.typed_graphs import typed_parts
 
 # The package is replaced by an empty one, so that only what the commands import counts.
 HELP = f"""
@@ -48,6 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save(partition(small(), 2), "two-parts")
     save(partition(small(x=None), 2), "no-features")
     save(partition(small(y=None), 2), "no-labels")
+    save(typed_parts(2), "typed")
     plain = {"edge_index": np.zeros((2, 1), dtype=np.int64), "num_nodes": 3}
     nothing = np.zeros(3, dtype=bool)
     np.savez("unlabelled.npz", x=np.ones((3, 1)), y=np.zeros(3, int), train_mask=nothing, **plain)
@@ -86,6 +88,7 @@ MISTAKES = {
     "train planted:nodes=9,edges=9 --workers 4 --parts 2": "4 workers cannot share 2 part(s)",
     "train planted:nodes=9,edges=9 --method best": "method 'best' is unknown",
     "train no-features": "has no node features x",
+    "train typed": "do not train on; train from Python: fullgraph.load",
     "train no-labels": "needs labels y of shape [N], one class a node, and has none",
     "train unlabelled.npz": "there is no node to train on",
     "predict nothing": "nothing is not a run folder: it has no config.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ import torch
 
 import fullgraph
 from fullgraph.comm.group import Group
+from fullgraph.graph.folder import save
+from fullgraph.training.config import GraphOptions, RunConfig
 from fullgraph.training.fit import evaluate, fit, normalize_features, parameter_groups
 from fullgraph.training.models import ModelOptions, build_model
 from fullgraph.training.options import FitOptions
 from fullgraph.training.results import Epoch, FitResult
+from fullgraph.training.tasks import open_graph
 from tests.ranks import run_ranks
 from tests.training.graphs import cora, share, small
+from tests.typed_graphs import typed_data, typed_parts
 
 GCN_PAPER = ModelOptions("gcn", layers=2, hidden=16, dropout=0.5, input_dropout=0.5)
 TRAINING = FitOptions(epochs=30, weight_decay=5e-4, weight_decay_on="first")
@@ -161,6 +166,17 @@ def test_mistakes_are_named(data: Any, options: dict[str, Any], message: str) ->
     graph = share(data, Group())
     with pytest.raises(ValueError, match=message):
         fit(_small_model(), graph, **options)
+
+
+def test_graphs_with_types_of_nodes_are_trained_otherwise(tmp_path: Path) -> None:
+    message = "has types of nodes .*'paper', 'author', .* train from Python: fullgraph.load gives"
+    with pytest.raises(ValueError, match=message):
+        fit(_small_model(), fullgraph.load(typed_data(), group=Group()))
+    save(typed_parts(2), tmp_path / "typed")
+    config = RunConfig(GraphOptions(str(tmp_path / "typed")))
+    for folder in (None, str(tmp_path / "typed")):  # as under torchrun, and as our own workers do
+        with pytest.raises(ValueError, match=message):
+            open_graph(Group(), config, folder)
 
 
 def test_patience_needs_a_validation_mask() -> None:

@@ -73,6 +73,9 @@ def _predict(
 
 
 def _check_fits(content: dict[str, Any], meta: GraphMeta) -> None:
+    from fullgraph.training.fit import check_untyped
+
+    check_untyped(meta)
     wanted = content.get("data", {}).get("num_features")
     if meta.field("x") is None or meta.num_features != wanted:
         raise ValueError(

@@ -76,6 +76,7 @@ def fit(
 
 def check_graph(meta: GraphMeta, options: FitOptions) -> None:
     """Raises ValueError where `fit` cannot train on this graph, with the reason."""
+    check_untyped(meta)
     x, y = meta.field("x"), meta.field("y")
     if x is None or meta.num_features == 0:
         raise ValueError(f"graph {meta.name!r} has no node features x, which training needs")
@@ -90,6 +91,18 @@ def check_graph(meta: GraphMeta, options: FitOptions) -> None:
         raise ValueError(f"metric roc_auc takes 2 classes; the graph has {meta.num_classes}")
     if options.patience and "val" not in meta.mask_names:
         raise ValueError(f"patience={options.patience} needs a validation mask, and there is none")
+
+
+def check_untyped(meta: GraphMeta) -> None:
+    """Raises ValueError for a graph whose nodes have types: each has features of its own."""
+    if meta.node_types:
+        names = ", ".join(repr(node_type.name) for node_type in meta.node_types)
+        raise ValueError(
+            f"graph {meta.name!r} has types of nodes ({names}), which the commands and "
+            "fullgraph.fit do not train on; train from Python: fullgraph.load gives a "
+            "DistributedHeteroGraph, and fullgraph.convert a model of its x_dict and "
+            "edge_index_dict"
+        )
 
 
 def normalize_features(x: Tensor) -> Tensor:

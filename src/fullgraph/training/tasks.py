@@ -16,7 +16,7 @@ from fullgraph.graph.folder import PartitionedFolder
 from fullgraph.nn.convert import convert
 from fullgraph.training.config import RunConfig
 from fullgraph.training.curves import draw_curves
-from fullgraph.training.fit import check_graph, fit, normalize_features
+from fullgraph.training.fit import check_graph, check_untyped, fit, normalize_features
 from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import build_model, run_model
 from fullgraph.training.progress import TrainingProgress
@@ -114,12 +114,14 @@ def open_graph(group: Group, config: RunConfig, folder: str | None) -> Distribut
     source = config.graph
     if folder is not None:
         opened = PartitionedFolder.open(folder)
+        check_untyped(opened.meta)
         graph = DistributedGraph.build(opened, group, config.schedule)
     else:
         options: dict[str, Any] = {}
         if not Path(source.source).is_dir():
             options = {"parts": source.parts, "method": source.method, "split": source.split}
         graph = load(source.source, group=group, schedule=config.schedule, **options)
+        check_untyped(graph.meta)
     if source.normalize_features and graph.x is not None:
         graph.x = normalize_features(graph.x)
     return graph
