@@ -967,7 +967,7 @@ REASONS = {
 }
 PARTS = {
     _LARGEST: "without 'symnorm' it counts nodes by the largest with an edge; PyG then leaves out "
-              "the loops of later ones",
+    "the loops of later ones",
     _AT_ONCE: "`aggr='lstm'`, `'median'` and the like, which need all messages of a node at once",
     "attention loss": "`get_attention_loss` in training draws edges of the whole graph at random",
 }
