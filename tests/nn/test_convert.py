@@ -73,19 +73,66 @@ def test_graph_inside_a_data_object_is_found() -> None:
     assert model.dropout_step == 1
 
 
+class Explained(pyg.SimpleConv):
+    def __init__(self):
+        super().__init__()
+        self.explain = True
+
+
+class Hooked(pyg.SimpleConv):
+    def __init__(self):
+        super().__init__()
+        self.register_message_forward_hook(lambda *_: None)
+
+
+class Pools(pyg.SimpleConv):
+    """Has an aggregation besides the one that it is made with."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = pyg.aggr.SortAggregation(3)
+
+
+def without_extras(kind) -> nn.Module:
+    """A layer of this class, which needs packages that are not installed, or a GPU."""
+    layer = object.__new__(kind)
+    pyg.MessagePassing.__init__(layer)
+    return nn.ModuleList([layer])
+
+
+AGGREGATIONS = {
+    "LSTMAggregation": (6, 6),
+    "GRUAggregation": (6, 6),
+    "SortAggregation": (3,),
+    "MedianAggregation": (),
+    "QuantileAggregation": (0.5,),
+    "MLPAggregation": (6, 6, 4),
+    "SetTransformerAggregation": (6,),
+    "Set2Set": (6, 2),
+    "GraphMultisetTransformer": (6, 2),
+    "EquilibriumAggregation": (6, 6, [4]),
+    "LCMAggregation": (6, 6),
+    "PatchTransformerAggregation": (6, 6, 2, 4),
+}
+
+
 @pytest.mark.parametrize(
     ("model", "path", "reason"),
     [
-        (lambda: pyg.GAT(6, 4, 2, 3), "convs.0", "GATConv"),
+        (lambda: pyg.SAGEConv(6, 3, aggr="lstm"), r"\(the model\)", "LSTMAggregation needs all"),
         (
-            lambda: nn.ModuleDict({"a": pyg.GINEConv(nn.Linear(6, 3))}),
-            "a",
-            "not known to be linear",
+            lambda: pyg.GraphSAGE(6, 4, 2, aggr=["mean", "median"]),
+            r"convs\.0",
+            "MedianAggregation needs all messages of a node at once.*sum, mean, mul",
         ),
-        (lambda: pyg.SAGEConv(6, 3, aggr="lstm"), r"\(the model\)", "aggr='lstm'"),
-        (lambda: pyg.SAGEConv(6, 3, aggr=["mean", "max"]), r"\(the model\)", "aggr="),
-        (lambda: pyg.GCNConv(6, 3, flow="target_to_source"), r"\(the model\)", "reverse the edges"),
-        (lambda: pyg.GraphConv(6, 4, decomposed_layers=2), r"\(the model\)", "decomposed_layers"),
+        (lambda: nn.ModuleList([Explained()]), "0", "explain=True looks at"),
+        (lambda: nn.ModuleList([Hooked()]), "0", "hooks on message"),
+        (lambda: nn.ModuleList([Pools()]), "0", "SortAggregation needs all"),
+        (lambda: without_extras(pyg.DynamicEdgeConv), "0", "graph of its own.*EdgeConv"),
+        (lambda: without_extras(pyg.GravNetConv), "0", "graph of its own"),
+        (lambda: without_extras(pyg.PANConv), "0", "graph of its own.*TAGConv"),
+        (lambda: without_extras(pyg.MeshCNNConv), "0", "order of edges"),
+        (lambda: without_extras(pyg.FusedGATConv), "0", "csr.*GATConv is the same layer"),
         (lambda: nn.Sequential(nn.InstanceNorm1d(4)), "0", r"use torch_geometric\.nn"),
         (lambda: nn.Sequential(pyg.Linear(-1, 4)), "0", "in_channels=-1"),
         (lambda: pyg.SAGEConv(-1, 4), "lin_l", "in_channels=-1"),
@@ -97,22 +144,89 @@ def test_unsupported_layers_are_refused_by_path_and_reason(model, path, reason) 
         fullgraph.convert(model())
 
 
-def test_a_subclass_with_its_own_message_is_refused() -> None:
-    class Mine(pyg.SAGEConv):
-        def message(self, x_j):
-            return x_j.exp()
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_aggregations_that_need_all_messages_at_once_are_refused(name: str) -> None:
+    """Wherever they are: by themselves, among others, and inside of others."""
+    options = {"num_layers": 1} if name == "MLPAggregation" else {}
+    last = getattr(pyg.aggr, name)(*AGGREGATIONS[name], **options)
+    for aggr in (last, pyg.aggr.MultiAggregation(["mean", last])):
+        model = nn.ModuleDict({"conv": pyg.SimpleConv(aggr=aggr)})
+        with pytest.raises(
+            fullgraph.UnsupportedLayerError, match=f"layer 'conv'.*{name}.*all messages of a node"
+        ):
+            fullgraph.convert(model)
 
-    with pytest.raises(fullgraph.UnsupportedLayerError, match="Mine"):
-        fullgraph.convert(Mine(6, 3))
+
+def test_a_refusal_says_what_is_supported() -> None:
+    with pytest.raises(fullgraph.UnsupportedLayerError) as caught:
+        fullgraph.convert(pyg.SAGEConv(6, 3, aggr="lstm"))
+    said = str(caught.value)
+    assert "MessagePassing layers, PyG's and your own" in said
+    assert len(said) < 1000
 
 
-def test_two_sets_of_nodes_are_refused() -> None:
-    graph, conv = alone(), fullgraph.convert(pyg.SAGEConv((6, 6), 3).double())
+class MyMessage(pyg.SAGEConv):
+    def message(self, x_j):
+        return x_j.tanh()
+
+
+# What was refused before any MessagePassing layer could run.
+NOW_SUPPORTED = {
+    "GAT": lambda: pyg.GAT(6, 4, 2, 3, heads=2),
+    "GINEConv": lambda: pyg.GINEConv(nn.Linear(6, 3), edge_dim=1),
+    "several aggregations": lambda: pyg.SAGEConv(6, 3, aggr=["mean", "max"]),
+    "flow": lambda: pyg.GCNConv(6, 3, flow="target_to_source"),
+    "decomposed_layers": lambda: pyg.GCNConv(6, 4, decomposed_layers=2),
+    "own message": lambda: MyMessage(6, 3),
+    "own aggregation": lambda: pyg.SimpleConv(aggr=pyg.aggr.SoftmaxAggregation(learn=True)),
+}
+
+
+@pytest.mark.parametrize("name", NOW_SUPPORTED)
+def test_layers_that_are_not_plain_sums_are_exact(name: str) -> None:
+    data, graph = multigraph(), alone()
+    torch.manual_seed(0)
+    model = NOW_SUPPORTED[name]().double()
+    values = [data.edge_weight.view(-1, 1)] if name == "GINEConv" else []
+    x, ours = data.x.clone().requires_grad_(), data.x[graph.node_id].clone().requires_grad_()
+    expected = copy.deepcopy(model)(x, data.edge_index, *values)
+    out = fullgraph.convert(model)(ours, graph, *(v[graph.edge_id] for v in values))
+    torch.testing.assert_close(out, expected[graph.node_id], rtol=1e-10, atol=1e-12)
+    expected.square().sum().backward()
+    out.square().sum().backward()
+    torch.testing.assert_close(ours.grad, x.grad[graph.node_id], rtol=1e-10, atol=1e-12)
+
+
+def test_a_model_that_reads_edge_index_is_told() -> None:
+    class Reads(nn.Module):
+        def __init__(self, read):
+            super().__init__()
+            self.read, self.conv = read, pyg.SAGEConv(6, 3)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index) * self.read(edge_index)
+
+    graph = alone()
     x = torch.zeros(50, 6, dtype=torch.float64)
-    with pytest.raises(ValueError, match="bipartite graphs are not supported"):
-        conv((x, x[:4]), graph)
-    with pytest.raises(ValueError, match="bipartite graphs are not supported"):
-        conv((x, None), graph)
+    for read, said in (
+        (lambda e: e.shape[1], "the size of edge_index.*graph.meta.num_edges"),
+        (lambda e: e.size(1), "the size of edge_index.*graph.num_nodes"),
+        (lambda e: e[0], "no edge_index to unpack or index.*edge_target"),
+        (lambda e: len([*e]), "no edge_index to unpack or index"),
+        (lambda e: e[:, :3], "edges are chosen by a mask"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            fullgraph.convert(Reads(read).double())(x, graph)
+
+
+def test_targets_rows_must_be_the_owned_rows() -> None:
+    graph, x = alone(), torch.zeros(50, 6, dtype=torch.float64)
+    for layer in (pyg.SAGEConv((6, 6), 3), pyg.GraphConv((6, 6), 3), pyg.GATConv((6, 6), 3)):
+        conv = fullgraph.convert(layer.double())
+        with pytest.raises(ValueError, match=r"where this rank owns 50|\[50, "):
+            conv((x, x[:4]), graph)
+    conv = fullgraph.convert(pyg.SAGEConv((6, 6), 3).double())
+    assert conv((x, None), graph).shape == (50, 3)
 
 
 def test_wrong_rows_are_named() -> None:

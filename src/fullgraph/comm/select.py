@@ -22,10 +22,12 @@ def select_edges(graph: DistributedGraph, mask: Tensor) -> DistributedGraph:
 
     Nodes stay, so do rows. Of remote rows only those are fetched that the chosen edges need.
     """
-    if mask.dtype != torch.bool or mask.shape != (graph.num_local_edges,):
+    is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool
+    if not is_mask or mask.shape != (graph.num_local_edges,):
+        got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
         raise ValueError(
             f"edges are chosen by a mask bool [{graph.num_local_edges}], one value for each edge "
-            f"of this rank in the order of graph.edge_id, got {mask.dtype} {tuple(mask.shape)}"
+            f"of this rank in the order of graph.edge_id, got {got}"
         )
     if graph.target_rows is not None:
         raise ValueError("choose edges before for_seeds, not of one of its layers")

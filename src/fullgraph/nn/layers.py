@@ -61,6 +61,16 @@ class _Linear(Generic):
         reduce = SUPPORTED_AGGREGATIONS[self.aggr]
         return aggregate(graph, x, reduce, weight=weight, layer=self.fullgraph_layer)
 
+    def _pair(self, graph: DistributedGraph, x: Any) -> tuple[Tensor, Tensor | None]:
+        """The rows of sources, and those of targets, if any."""
+        source, target = x if isinstance(x, (tuple, list)) else (x, x)
+        if target is not None and target is not source and target.shape[0] != graph.num_owned:
+            raise ValueError(
+                f"layer {self.fullgraph_layer!r} was given targets with {target.shape[0]} rows, "
+                f"where this rank owns {graph.num_owned}"
+            )
+        return source, target
+
     def _aggregate_and_project(
         self, graph: DistributedGraph, x: Tensor, lin: Any, weight: Tensor | None
     ) -> Tensor:
@@ -79,7 +89,7 @@ class SAGEConv(_Linear, pyg.SAGEConv):
     """GraphSAGE (arXiv 1706.02216): W_l · aggr(x[j]) + W_r · x[i]."""
 
     def on_graph(self, x: Any, edge_index: DistributedGraph, size: Any = None) -> Tensor:
-        source, target = x if isinstance(x, (tuple, list)) else (x, x)
+        source, target = self._pair(edge_index, x)
         if self.project:
             source = self.lin(source).relu()
         out = self._aggregate_and_project(edge_index, source, self.lin_l, None)
@@ -95,7 +105,7 @@ class GraphConv(_Linear, pyg.GraphConv):
         self, x: Any, edge_index: DistributedGraph, edge_weight: Tensor | None = None,
         size: Any = None,
     ) -> Tensor:  # fmt: skip
-        source, target = x if isinstance(x, (tuple, list)) else (x, x)
+        source, target = self._pair(edge_index, x)
         out = self._aggregate_and_project(edge_index, source, self.lin_rel, edge_weight)
         return out if target is None else out + self.lin_root(target)
 
