@@ -93,6 +93,8 @@ def gat_grad(
     _check_by_source(begin, end, cols, None, index, edge_logit, dropout, value)
     _check_edges("edge_logit", edge_logit, cols, heads, dtype, value)
     _check_edges("dedge_logit", dedge_logit, cols, heads, dtype, value)
+    if dedge_logit is not None and edge_logit is None:
+        raise ValueError("dedge_logit is given without edge_logit")
     _ops.gat_grad(
         begin, end, cols, index, value, source_logit, edge_logit, state, dout, float(slope),
         *_dropout(dropout, cols, value), dvalue, dsource_logit, dtarget_logit, dedge_logit,
@@ -143,7 +145,7 @@ def gatv2_grad_target(
     check("datt", datt, dtype, tuple(att.shape), source)
     check_ranges(begin, end, cols, rows, source, dout.shape[0])
     _check_edges("edge", edge, cols, dout.shape[1], dtype, source)
-    _check_edges("dedge", dedge, cols, dout.shape[1], dtype, source)
+    _check_edge_gradient(dedge, edge, cols, dtype, source)
     _ops.gatv2_grad_target(
         begin, end, cols, rows, col_offset, source, target, att, edge, state, dout, float(slope),
         *_dropout(dropout, cols, source), dtarget, datt, dedge,
@@ -208,7 +210,7 @@ def dot_grad_target(
     check("dquery", dquery, dtype, tuple(dout.shape), key)
     check_ranges(begin, end, cols, rows, key, dout.shape[0])
     _check_edges("edge", edge, cols, width, dtype, key)
-    _check_edges("dedge", dedge, cols, width, dtype, key)
+    _check_edge_gradient(dedge, edge, cols, dtype, key)
     _ops.dot_grad_target(
         begin, end, cols, rows, col_offset, key, value, query, edge, state, dout,
         *_dropout(dropout, cols, key), dquery, dedge,
@@ -326,6 +328,16 @@ def _check_edges(
 ) -> None:
     if values is not None:
         check(name, values, dtype, (cols.shape[0], width), like)
+
+
+def _check_edge_gradient(
+    dedge: Tensor | None, edge: Tensor | None, cols: Tensor, dtype: torch.dtype, like: Tensor
+) -> None:
+    if dedge is None:
+        return
+    if edge is None:
+        raise ValueError("dedge is given without edge")
+    _check_edges("dedge", dedge, cols, edge.shape[1], dtype, like)
 
 
 def _dropout(

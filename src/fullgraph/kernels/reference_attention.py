@@ -205,7 +205,7 @@ def _gatv2_sum(
     source: Tensor, target: Tensor, edge: Tensor | None, e: Tensor, att: Tensor
 ) -> Tensor:
     """[E, H, C], before the leaky ReLU."""
-    return (_with_edge(source, edge, e, target.dtype) + target).view(-1, *att.shape)
+    return (_with_edge(source, edge, e, target.dtype) + target).unflatten(1, att.shape)
 
 
 def _gatv2_grad(
@@ -278,7 +278,7 @@ def _with_edge(x: Tensor, edge: Tensor | None, e: Tensor, dtype: torch.dtype) ->
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:
-    return x.reshape(len(x), heads, x.shape[1] // heads)
+    return x.unflatten(1, (heads, x.shape[1] // heads))
 
 
 def _dots(x: Tensor, y: Tensor, heads: int) -> Tensor:

@@ -12,6 +12,7 @@
 
 #include "common.h"
 #include "dropout.h"
+#include "vectors.h"
 
 namespace fullgraph {
 
@@ -215,9 +216,12 @@ inline void merge_run(T* x, int64_t num_edges, int64_t heads, T* top, T* total, 
 // keep[edge][head] = the scale or 0, for edges whose ids are id(0 .. num_edges - 1).
 template <typename T, typename Id>
 void draw_run(T* keep, int64_t num_edges, int64_t heads, const CoefficientDropout& drop, Id id) {
-    const T scale = static_cast<T>(drop.scale);
+    const T scale = static_cast<T>(drop.scale);  // 0 for p = 1, the threshold of which is 2^32
+    const uint32_t threshold = static_cast<uint32_t>(
+        drop.threshold > 0xffffffffu ? 0xffffffffu : drop.threshold);
     const int64_t num_blocks = (heads + 3) / 4;
     Counters c = {};
+    T factor[4][kLanes];
     int64_t edge = 0, block = 0;  // of the next counter
     for (int64_t left = num_edges * num_blocks; left > 0; left -= kLanes) {
         const int64_t used = smaller(left, kLanes);
@@ -227,12 +231,16 @@ void draw_run(T* keep, int64_t num_edges, int64_t heads, const CoefficientDropou
             if (++block == num_blocks) ++edge, block = 0;
         }
         philox(c, drop.key.seed);
+        for (int k = 0; k < 4; ++k) {
+#pragma omp simd
+            for (int j = 0; j < kLanes; ++j) {
+                factor[k][j] = c.word[k][j] >= threshold ? scale : T(0);
+            }
+        }
         for (int64_t j = 0; j < used; ++j) {
             T* to = keep + first_edge * heads + 4 * first_block;
             const int64_t width = smaller(4, heads - 4 * first_block);
-            for (int64_t k = 0; k < width; ++k) {
-                to[k] = c.word[k][j] >= drop.threshold ? scale : T(0);
-            }
+            for (int64_t k = 0; k < width; ++k) to[k] = factor[k][j];
             if (++first_block == num_blocks) ++first_edge, first_block = 0;
         }
     }
@@ -330,7 +338,10 @@ struct Fetch {
     int num_streams;
     Stream streams[4];
 
-    void operator()(int64_t k, int64_t first, int64_t width) const {
+    // Inlined always: a function that only prefetches counts as one without effect, and GCC
+    // drops calls of it.
+    inline __attribute__((always_inline)) void operator()(int64_t k, int64_t first,
+                                                          int64_t width) const {
         if (num_streams == 0) return;
         const int64_t row = edges->cols[ahead->of(first_edge + k)] - edges->col_offset;
         for (int s = 0; s < num_streams; ++s) {
@@ -363,29 +374,26 @@ __attribute__((noinline)) void add_run_of(Heads heads, int64_t num_edges, const 
                                           RunEdges<const T> edge, const Fetch& fetch) {
     for_each_head_tile<T, 1>(heads, [&](int64_t head, int64_t first, int64_t done, auto g, auto w) {
         constexpr int G = decltype(g)::value, W = decltype(w)::value;
+        constexpr int L = lanes_in<T, W>(), N = W / L;
         const int64_t at = head * heads.channels + first;
-        T sum[G * W] = {};
+        Vector<T, L> sum[G * N] = {};
         for (int64_t k = 0; k < num_edges; ++k) {
             fetch(k, at, G * W);
             const X* from = row(k) + at;
             const T* scale = weight + k * heads.count + head;
             const T* more = has_edge ? edge(k) + at : nullptr;
-#pragma GCC unroll 4
-            for (int h = 0; h < G; ++h) {
-#pragma omp simd
-                for (int f = h * W; f < h * W + W; ++f) {
-                    if constexpr (has_edge) {
-                        sum[f] += scale[h] * (widen(from[f]) + more[f]);
-                    } else {
-                        sum[f] += scale[h] * widen(from[f]);
-                    }
-                }
-            }
+            unroll<G * N>([&](auto v) __attribute__((always_inline)) {
+                auto x = load<L>(from + v * L);
+                if constexpr (has_edge) x += load<L>(more + v * L);
+                sum[v] += scale[v / N] * x;
+            });
         }
+        T sums[G * W];
+        unroll<G * N>([&](auto v) { store<L>(sums + v * L, sum[v]); });
         T* out = to + at;
         for (int h = 0; h < G; ++h) {
             const T factor = rescale ? rescale[head + h] : T(1);
-            for (int64_t f = h * W + done; f < h * W + W; ++f) out[f] = out[f] * factor + sum[f];
+            for (int64_t f = h * W + done; f < h * W + W; ++f) out[f] = out[f] * factor + sums[f];
         }
     });
 }
@@ -397,6 +405,13 @@ inline void add_run(Heads heads, int64_t num_edges, const T* weight, const T* re
     run(heads, num_edges, weight, rescale, to, row, edge, fetch);
 }
 
+// The tile's part of x, as numbers; 0 where another tile has been.
+template <typename T, typename X>
+inline void load_tile(T* tile, const X* x, int64_t size, int64_t done) {
+    for (int64_t f = 0; f < size; ++f) tile[f] = widen(x[f]);
+    for (int64_t f = 0; f < done; ++f) tile[f] = 0;
+}
+
 // dot[k] = <own, row(k) + edge(k)>, a head at a time, for the run's edges k.
 template <bool has_edge, typename T, typename Own, typename X>
 __attribute__((noinline)) void dot_run_of(Heads heads, int64_t num_edges, const Own* own, T* dot,
@@ -404,35 +419,42 @@ __attribute__((noinline)) void dot_run_of(Heads heads, int64_t num_edges, const 
                                           const Fetch& fetch) {
     for_each_head_tile<T, 1>(heads, [&](int64_t head, int64_t first, int64_t done, auto g, auto w) {
         constexpr int G = decltype(g)::value, W = decltype(w)::value;
+        constexpr int L = lanes_in<T, W>(), N = W / L;
         const int64_t at = head * heads.channels + first;
-        T mine[G * W];
-        for (int f = 0; f < G * W; ++f) mine[f] = widen(own[at + f]);
-        for (int64_t f = 0; f < done; ++f) mine[f] = 0;
+        T tile[G * W];
+        load_tile(tile, own + at, G * W, done);
+        Vector<T, L> mine[G * N];
+        unroll<G * N>([&](auto v) { mine[v] = load<L>(tile + v * L); });
         for (int64_t k = 0; k < num_edges; ++k) {
             fetch(k, at, G * W);
             const X* from = row(k) + at;
             T* to = dot + k * heads.count + head;
             const T* more = has_edge ? edge(k) + at : nullptr;
-#pragma GCC unroll 4
-            for (int h = 0; h < G; ++h) {
-                T sum = 0;
-#pragma omp simd reduction(+ : sum)
-                for (int f = h * W; f < h * W + W; ++f) {
-                    if constexpr (has_edge) {
-                        sum += mine[f] * (widen(from[f]) + more[f]);
-                    } else {
-                        sum += mine[f] * widen(from[f]);
-                    }
-                }
-                to[h] = first ? to[h] + sum : sum;
-            }
+            unroll<G>([&](auto h) __attribute__((always_inline)) {
+                Vector<T, L> sum = {};
+                unroll<N>([&](auto v) __attribute__((always_inline)) {
+                    auto x = load<L>(from + h * W + v * L);
+                    if constexpr (has_edge) x += load<L>(more + h * W + v * L);
+                    sum += mine[h * N + v] * x;
+                });
+                const T total = sum_of<L, T>(sum);
+                to[h] = first ? to[h] + total : total;
+            });
         }
     });
+}
+
+// Where there are no channels, no tile writes the sums.
+template <typename T>
+inline void clear_if_empty(Heads heads, int64_t num_edges, T* sums) {
+    if (heads.channels) return;
+    for (int64_t k = 0; k < num_edges * heads.count; ++k) sums[k] = 0;
 }
 
 template <typename T, typename Own, typename X>
 inline void dot_run(Heads heads, int64_t num_edges, const Own* own, T* dot, RunRows<X> row,
                     RunEdges<const T> edge, const Fetch& fetch) {
+    clear_if_empty(heads, num_edges, dot);
     const auto run = edge.data ? &dot_run_of<true, T, Own, X> : &dot_run_of<false, T, Own, X>;
     run(heads, num_edges, own, dot, row, edge, fetch);
 }
@@ -662,27 +684,28 @@ __attribute__((noinline)) void gatv2_logits_of(Heads heads, int64_t num_edges, c
                                                RunEdges<const T> edge, const Fetch& fetch) {
     for_each_head_tile<T, 2>(heads, [&](int64_t head, int64_t first, int64_t done, auto g, auto w) {
         constexpr int G = decltype(g)::value, W = decltype(w)::value;
+        constexpr int L = lanes_in<T, W>(), N = W / L;
         const int64_t at = head * heads.channels + first;
-        T mine[G * W], scale[G * W];
-        for (int f = 0; f < G * W; ++f) mine[f] = widen(own[at + f]);
-        for (int f = 0; f < G * W; ++f) scale[f] = att[at + f];
-        for (int64_t f = 0; f < done; ++f) scale[f] = 0;
+        T tile[G * W];
+        load_tile(tile, att + at, G * W, done);
+        Vector<T, L> mine[G * N], scale[G * N];
+        unroll<G * N>([&](auto v) { mine[v] = load<L>(own + at + v * L); });
+        unroll<G * N>([&](auto v) { scale[v] = load<L>(tile + v * L); });
         for (int64_t k = 0; k < num_edges; ++k) {
             fetch(k, at, G * W);
             const X* from = row(k) + at;
             T* to = logit + k * heads.count + head;
             const T* more = has_edge ? edge(k) + at : nullptr;
-#pragma GCC unroll 4
-            for (int h = 0; h < G; ++h) {
-                T sum = 0;
-#pragma omp simd reduction(+ : sum)
-                for (int f = h * W; f < h * W + W; ++f) {
-                    T x = mine[f] + widen(from[f]);
-                    if constexpr (has_edge) x += more[f];
-                    sum += scale[f] * leaky(x, slope);
-                }
-                to[h] = first ? to[h] + sum : sum;
-            }
+            unroll<G>([&](auto h) __attribute__((always_inline)) {
+                Vector<T, L> sum = {};
+                unroll<N>([&](auto v) __attribute__((always_inline)) {
+                    auto x = mine[h * N + v] + load<L>(from + h * W + v * L);
+                    if constexpr (has_edge) x += load<L>(more + h * W + v * L);
+                    sum += scale[h * N + v] * (x > T(0) ? x : x * slope);
+                });
+                const T total = sum_of<L, T>(sum);
+                to[h] = first ? to[h] + total : total;
+            });
         }
     });
 }
@@ -690,6 +713,7 @@ __attribute__((noinline)) void gatv2_logits_of(Heads heads, int64_t num_edges, c
 template <typename T, typename Own, typename X>
 inline void gatv2_logits(Heads heads, int64_t num_edges, const Own* own, const T* att, T slope,
                          T* logit, RunRows<X> row, RunEdges<const T> edge, const Fetch& fetch) {
+    clear_if_empty(heads, num_edges, logit);
     const auto run =
         edge.data ? &gatv2_logits_of<true, T, Own, X> : &gatv2_logits_of<false, T, Own, X>;
     run(heads, num_edges, own, att, slope, logit, row, edge, fetch);
@@ -705,39 +729,37 @@ __attribute__((noinline)) void gatv2_grad_run_of(Heads heads, int64_t num_edges,
                                                  RunEdges<T> dedge) {
     for_each_head_tile<T, 2>(heads, [&](int64_t head, int64_t first, int64_t done, auto g, auto w) {
         constexpr int G = decltype(g)::value, W = decltype(w)::value;
+        constexpr int L = lanes_in<T, W>(), N = W / L;
         const int64_t at = head * heads.channels + first;
-        T mine[G * W], of_sum[G * W] = {}, of_att[G * W] = {};
-        for (int f = 0; f < G * W; ++f) mine[f] = widen(own[at + f]);
+        T tile[G * W];
+        load_tile(tile, att + at, G * W, done);
+        Vector<T, L> mine[G * N], of_sum[G * N] = {}, of_att[G * N] = {};
+        unroll<G * N>([&](auto v) { mine[v] = load<L>(own + at + v * L); });
         for (int64_t k = 0; k < num_edges; ++k) {
             const X* from = row(k) + at;
             const T* d = dlogit + k * heads.count + head;
             const T* more = has_edge ? edge(k) + at : nullptr;
-#pragma GCC unroll 4
-            for (int h = 0; h < G; ++h) {
-                const T above = d[h], below = d[h] * slope;
-#pragma omp simd
-                for (int f = h * W; f < h * W + W; ++f) {
-                    T x = mine[f] + widen(from[f]);
-                    if constexpr (has_edge) x += more[f];
-                    const T by = x > 0 ? above : below;
-                    of_sum[f] += by;
-                    of_att[f] += x * by;
+            T* of_edge = has_edge && dedge.data ? dedge(k) + at : nullptr;
+            unroll<G * N>([&](auto v) __attribute__((always_inline)) {
+                const Vector<T, L> above = d[v / N] + Vector<T, L>{};
+                auto x = mine[v] + load<L>(from + v * L);
+                if constexpr (has_edge) x += load<L>(more + v * L);
+                const Vector<T, L> by = x > T(0) ? above : above * slope;
+                of_sum[v] += by;
+                of_att[v] += x * by;
+                if (has_edge && of_edge) {
+                    store<L>(of_edge + v * L,
+                             load<L>(of_edge + v * L) + load<L>(tile + v * L) * by);
                 }
-            }
-            if (!has_edge || !dedge.data) continue;
-            T* to = dedge(k) + at;
-            for (int h = 0; h < G; ++h) {
-                for (int64_t f = h * W + done; f < h * W + W; ++f) {
-                    const T x = mine[f] + widen(from[f]) + more[f];
-                    to[f] += att[at + f] * (x > 0 ? d[h] : d[h] * slope);
-                }
-            }
+            });
         }
+        T sums[G * W], of_atts[G * W];
+        unroll<G * N>([&](auto v) { store<L>(sums + v * L, of_sum[v]); });
+        unroll<G * N>([&](auto v) { store<L>(of_atts + v * L, of_att[v]); });
         for (int h = 0; h < G; ++h) {
-            for (int64_t f = h * W + done; f < h * W + W; ++f) {
-                dsum[at + f] += att[at + f] * of_sum[f];
-                if (datt) datt[at + f] += of_att[f];
-            }
+            for (int64_t f = h * W + done; f < h * W + W; ++f) dsum[at + f] += tile[f] * sums[f];
+            if (!datt) continue;
+            for (int64_t f = h * W + done; f < h * W + W; ++f) datt[at + f] += of_atts[f];
         }
     });
 }
