@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -24,6 +26,15 @@ from tests.graphs import _data, named, named_parts, partitioned
 from tests.ranks import run_ranks
 
 WIDTH, CLASSES = 4, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Pieces of a few edges are no work to share."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 # Layers that users write --------------------------------------------------------------------------
@@ -854,6 +865,7 @@ def test_no_tensor_has_a_row_for_each_edge() -> None:
     g = torch.Generator().manual_seed(0)
     edge_index = torch.randint(200, (2, 20_000), generator=g)
     data = _data(edge_index, 200)
+    parts = partitioned(data, 2)
     layers = {
         "EdgeConv": pyg.EdgeConv(nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))),
         "softmax": SoftmaxOfSoftmax(6, 4),
@@ -861,10 +873,32 @@ def test_no_tensor_has_a_row_for_each_edge() -> None:
         "backwards": BackwardsPlain(6, 4),
     }
     for name, layer in layers.items():
-        graph = DistributedGraph.build(partitioned(data, 2), Group(), "sequential", 40_000)
+        graph = DistributedGraph.build(parts, Group(), "sequential", 40_000)
         layer = fullgraph.convert(layer.double())
         x = data.x[graph.node_id].requires_grad_()
         weights = [graph.edge_weight] if name == "batch norm" else []
         with Largest() as seen:
             layer(x, graph, *weights).square().sum().backward()
         assert 200 <= seen.rows <= 1250, name
+
+
+def test_what_a_pass_was_given_is_let_go() -> None:
+    """Without waiting for a garbage collector; and after the backward pass, if the result stays."""
+    graph = alone()
+    layers = [SoftmaxOfSoftmax(6, 4), Stored(6, 4), EdgeMLP(6, 4), EdgeSoftmax(6, 4)]
+    gc.collect()
+    gc.disable()
+    try:
+        for layer in map(fullgraph.convert, layers):
+            values = [graph.edge_weight] if isinstance(layer, (EdgeMLP, EdgeSoftmax)) else []
+            layer.double()
+            x = rows_of(graph).detach().requires_grad_()
+            out = layer(x * 2, graph, *values)
+            given = weakref.ref(x)
+            out.sum().backward()
+            del x, out
+            for name in ("_scale", "_rows"):
+                layer.__dict__.pop(name, None)
+            assert given() is None, type(layer).__name__
+    finally:
+        gc.enable()

@@ -219,6 +219,7 @@ class _Code:
                 slots.edges[name] = _slot(slots.inputs.edges, moved)
             elif value is not Parameter.empty:
                 slots.plain[name] = value
+        self.is_deep = any(t.dim() > 2 for t in slots.inputs.sources)
         plain = [t for t in slots.plain.values() if isinstance(t, Tensor) and t.dim()]
         self.node_rows = frozenset(
             id(t) for t in plain
@@ -331,8 +332,15 @@ class _Code:
                         result, run = self._run_without_edges(known, None, effects=True)
                         set_here = _changed(attributes)
                 self._set_attributes(set_here, run)
-                return self._finish(result, known, rows)
+                out = self._finish(result, known, rows)
+                self._forget()
+                return out
             self._pass(known, run, recording)
+
+    def _forget(self) -> None:
+        """Let go of what the backward pass does not need; autograd keeps what it does."""
+        self.given, self.slots.inputs = {}, Inputs()
+        self.__dict__.pop("_rows_of", None)
 
     def _set_attributes(
         self, found: list[tuple[dict[str, Any], str, Any]], run: MessageRun
@@ -378,7 +386,7 @@ class _Code:
             if not is_checked and piece.position.numel() > 1:
                 is_checked = True
                 with torch.no_grad():
-                    check_edges_alone(messages, piece_inputs, piece, found, task)
+                    check_edges_alone(messages, piece_inputs, piece, found, self.name)
             return found
 
         per_row = [self.per_row[place] for place in places]
@@ -472,9 +480,8 @@ class _Code:
 
     def _setting(self, index: Tensor, target: Tensor, num_rows: int, edge_id: Tensor) -> Setting:
         node_dim = self.layer.node_dim
-        deep = any(t.dim() > 2 for t in self.slots.inputs.sources)
         return Setting(
-            index, target, num_rows, edge_id, node_dim if deep else 0,
+            index, target, num_rows, edge_id, node_dim if self.is_deep else 0,
             lambda: self.edges.total_edges, self.key, self.name, self.edges.graph.num_owned,
             self.node_rows,
         )  # fmt: skip

@@ -12,6 +12,7 @@ of a piece, H halo rows.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,14 +133,15 @@ class _MessagePass(torch.autograd.Function):
                 reduction.add(piece, messages.index, reduction.wide_rows(messages.values))
 
         _walk(task, packed, use, halo)
-        ctx.task, ctx.inputs, ctx.packed = task, _shapes_of(inputs), packed
+        ctx.task, ctx.inputs, ctx.packed = task, _shapes_of(inputs), _without_rows(packed)
         ctx.reductions, ctx.has_halo = reductions, halo is not None
         results = tuple(reduction.finish() for reduction in reductions)
         constant = [r for r, spec in zip(results, task.specs) if not spec.differentiable]
         ctx.mark_non_differentiable(*constant)
         ctx.set_materialize_grads(False)
         if rebuilt:
-            ctx.save_for_backward(*tensors, *([] if halo is None else [halo]))
+            rest = tensors[len(inputs.sources) :]  # their sources are in the packed rows
+            ctx.save_for_backward(*rest, *(t for t in (rows, halo) if t is not None))
         return results
 
     @staticmethod
@@ -149,7 +151,10 @@ class _MessagePass(torch.autograd.Function):
         saved = list(ctx.saved_tensors)
         halo = saved.pop() if ctx.has_halo else None
         packed: _Packed | None = ctx.packed
-        grouped = ctx.inputs.like(saved)
+        if packed is not None:
+            packed = copy.copy(packed)
+            packed.rows = saved.pop()
+        grouped = ctx.inputs.like([*ctx.inputs.sources, *saved])
         inputs = Inputs(**vars(grouped))
         needs = ctx.inputs.like(ctx.needs_input_grad[2:])
         reductions: list[Reduction] = ctx.reductions
@@ -226,6 +231,13 @@ class _Packed:
             return flat.to(dtype)
         return flat.to(torch.int64).contiguous().view(dtype)  # integers as the bits of floats
 
+    def gradients(self, d_rows: Tensor) -> list[Tensor]:
+        """[m, ...] of each tensor, in its own dtype."""
+        return [
+            d_rows[:, place].reshape(-1, *tail).to(dtype)
+            for place, tail, dtype in zip(self.places, self.tails, self.dtypes)
+        ]
+
     def unpacked(self, rows: Tensor) -> list[Tensor]:
         """[e, ...] of each tensor, from rows of the matrix."""
         found = []
@@ -245,12 +257,12 @@ class _Gradients:
         # Those of sources go through the packed matrix, if any.
         self.sources_needed = any(needs.sources)
         self.d_rows: Tensor | None = None
-        self.dtypes = [t.dtype for t in inputs.flat()]
-        zeros = [
-            torch.zeros_like(t, dtype=_wide(t.dtype)) if n else None
-            for t, n in zip(inputs.flat(), _flat(needs))
-        ]
-        self.of = inputs.like(zeros)
+        self.needs, self.dtypes = needs, [t.dtype for t in inputs.flat()]
+        first = len(inputs.sources)
+        self.of = inputs.like([
+            torch.zeros_like(t, dtype=_wide(t.dtype)) if n and k >= first else None
+            for k, (t, n) in enumerate(zip(inputs.flat(), _flat(needs)))
+        ])  # fmt: skip
         self.packed: _Packed | None = None
         self.is_checked = False
 
@@ -280,9 +292,8 @@ class _Gradients:
 
     def results(self) -> list[Tensor | None]:
         if self.packed is not None and self.d_rows is not None:
-            for k, (place, total) in enumerate(zip(self.packed.places, self.of.sources)):
-                if total is not None:
-                    self.of.sources[k] = self.d_rows[:, place].reshape(total.shape)
+            grads = self.packed.gradients(self.d_rows)
+            self.of.sources = [g if n else None for g, n in zip(grads, self.needs.sources)]
         return [None if t is None else t.to(d) for t, d in zip(_flat(self.of), self.dtypes)]
 
 
@@ -318,10 +329,18 @@ def _flat(groups: _Grouped) -> list[Any]:
     ]  # fmt: skip
 
 
+def _without_rows(packed: _Packed | None) -> _Packed | None:
+    if packed is not None:
+        packed = copy.copy(packed)
+        del packed.rows
+    return packed
+
+
 def _shapes_of(inputs: Inputs) -> Inputs:
     """Only how many of each there are; the tensors themselves are saved by autograd."""
-    empty = torch.empty(0)
-    return Inputs(**{name: [empty] * len(group) for name, group in vars(inputs).items()})
+    return Inputs(**{
+        name: [t.new_empty(0) for t in group] for name, group in vars(inputs).items()
+    })  # fmt: skip
 
 
 def _of_piece(inputs: Inputs, task: Pass, piece: Piece, sources: list[Tensor]) -> Inputs:
@@ -407,7 +426,7 @@ def _walk_back(
 
 
 def check_edges_alone(
-    program: Program, inputs: Inputs, piece: Piece, found: list[Reducible], task: Pass
+    program: Program, inputs: Inputs, piece: Piece, found: list[Reducible], layer: str
 ) -> None:
     """Raise NotImplementedError where an edge's message depends on which others are at hand: the
     messages of a piece have to be those of its two halves."""
@@ -421,12 +440,11 @@ def check_edges_alone(
             [t[part] for t in inputs.edges], inputs.captured, inputs.known,
         )  # fmt: skip
         again = program(of_edges, smaller)
-        _check_found(again, task)
         for one, other in zip(found, again):
             # Messages of some of the edges only, in an order of their own, are not looked at.
             if one.index is None and not is_close(other.values, one.values[part]):
                 raise NotImplementedError(
-                    f"layer {task.layer!r}: its message combines different edges other than by "
+                    f"layer {layer!r}: its message combines different edges other than by "
                     "their node. Reduce over a node's edges with torch_geometric.utils.scatter or "
                     "softmax and the `index` that message can ask for"
                 )
@@ -439,9 +457,14 @@ def is_close(one: Tensor, other: Tensor) -> bool:
     if not one.is_floating_point():
         return bool((one == other).all())
     one, other = one.detach(), other.detach()
-    scale = float(other.abs().nan_to_num(0, 0, 0).max()) if other.numel() else 0.0
-    rough = 0.05 if one.element_size() == 2 else 1e-4
-    return torch.allclose(one, other, rtol=rough, atol=rough * scale, equal_nan=True)
+    if not one.numel():
+        return True
+    scale = float(other.abs().nan_to_num(0, 0, 0).max())
+    is_short = one.element_size() == 2
+    rough = 0.05 if is_short else 1e-4
+    close = torch.isclose(one, other, rtol=rough, atol=rough * scale, equal_nan=True)
+    # Where a message compares, a last bit decides, which short numbers come across often.
+    return float((~close).float().mean()) <= (0.1 if is_short else 0.0)
 
 
 def _check_found(found: list[Reducible], task: Pass) -> None:
