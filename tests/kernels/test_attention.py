@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -27,6 +27,16 @@ CASES = [
 BY_SOURCE = [(kind, *shape) for kind, *shape in CASES if kind != "chunk"] + [
     ("plain", *shape) for kind, *shape in CASES if kind == "chunk"
 ]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The references are thousands of small steps, for which threads that wait cost more than they
+    do. One test below has two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Data:
