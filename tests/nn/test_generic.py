@@ -637,15 +637,16 @@ def test_lower_precision() -> None:
 def test_many_pieces_add_up_in_bf16() -> None:
     """Thousands of ones, which bf16 itself can only count to 256."""
     weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
-    layer, graph = fullgraph.convert(Calls(lambda x: x * weight)), alone("multigraph", 4)
-    x = torch.ones(50, 64, dtype=torch.bfloat16)
-    layer(x, graph).float().sum().backward()
-    assert float(weight.grad) == pytest.approx(344 * 64, rel=0.01)
+    data = _data(torch.randint(20, (2, 40_000)), 20)
+    layer = fullgraph.convert(Calls(lambda x: x * weight))
+    graph = DistributedGraph.build(partitioned(data, 2), Group(), max_block_bytes=4)
+    layer(torch.ones(20, 1, dtype=torch.bfloat16), graph).float().sum().backward()
+    assert float(weight.grad) == pytest.approx(40_000, rel=0.01)
 
 
 def test_autocast_is_as_in_the_forward_pass() -> None:
     graph = alone()
-    layer = fullgraph.convert(BackwardsPlain(6, 4).float())
+    layer = fullgraph.convert(pyg.EdgeConv(nn.Linear(12, 4)))  # maxima of products
     x = rows_of(graph).detach().float().requires_grad_()
 
     def loss() -> Tensor:
@@ -885,20 +886,23 @@ def test_no_tensor_has_a_row_for_each_edge() -> None:
 def test_what_a_pass_was_given_is_let_go() -> None:
     """Without waiting for a garbage collector; and after the backward pass, if the result stays."""
     graph = alone()
-    layers = [SoftmaxOfSoftmax(6, 4), Stored(6, 4), EdgeMLP(6, 4), EdgeSoftmax(6, 4)]
+    layers = [Calls(torch.sin), SoftmaxOfSoftmax(6, 4), Stored(6, 4), EdgeMLP(6, 4)]
     gc.collect()
     gc.disable()
     try:
         for layer in map(fullgraph.convert, layers):
-            values = [graph.edge_weight] if isinstance(layer, (EdgeMLP, EdgeSoftmax)) else []
+            values = [graph.edge_weight] if isinstance(layer, EdgeMLP) else []
             layer.double()
             x = rows_of(graph).detach().requires_grad_()
-            out = layer(x * 2, graph, *values)
-            given = weakref.ref(x)
+            h = x * 2
+            refs = weakref.ref(h), weakref.ref(x)
+            out = layer(h, graph, *values)
             out.sum().backward()
+            del h
+            assert refs[0]() is None, type(layer).__name__
             del x, out
             for name in ("_scale", "_rows"):
                 layer.__dict__.pop(name, None)
-            assert given() is None, type(layer).__name__
+            assert refs[1]() is None, type(layer).__name__
     finally:
         gc.enable()
