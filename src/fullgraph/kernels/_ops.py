@@ -80,9 +80,7 @@ def _register_attention(name: str, mutates: str) -> Callable[..., None]:
     """An op whose arguments p and seed the native kernel takes as a threshold, a scale and the
     seed without its sign."""
     function = getattr(reference_attention, name)
-    on_cpu = getattr(native, name, function)
-    if on_cpu is function:
-        return _register(function, function, mutates)
+    on_cpu = getattr(native, name)
     at = list(inspect.signature(function).parameters).index("p")
 
     def call(*args: Any) -> None:
@@ -101,8 +99,4 @@ gatv2_grad_source = _register_attention("gatv2_grad_source", "dsource")
 dot = _register_attention("dot", "out top total")
 dot_grad_target = _register_attention("dot_grad_target", "dquery dedge")
 dot_grad_source = _register_attention("dot_grad_source", "dkey dvalue")
-head_dots = _register(
-    reference_attention.head_dots,
-    getattr(native, "head_dots", reference_attention.head_dots),
-    "out",
-)
+head_dots = _register(reference_attention.head_dots, native.head_dots, "out")
