@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-import numpy as np
+import subprocess
+import sys
 
-from fullgraph.training.memory import PeakMemory
+import pytest
+
+from fullgraph.training import memory
 
 MB = 1 << 20
+# In a process of its own, which had no higher peak before: that is what all systems can tell.
+TAKE_64_MB = """
+import sys
+from pathlib import Path
+import numpy as np
+from fullgraph.training import memory
+
+if "sandbox" in sys.argv:
+    memory._status = lambda key: 0
+peak = memory.PeakMemory()
+before = peak.bytes()
+array = np.ones(64 << 20, dtype=np.uint8)
+del array
+print(peak.bytes() - before)
+"""
 
 
-def test_the_peak_stays_when_memory_is_given_back() -> None:
-    peak = PeakMemory()
-    before = peak.bytes()
-    array = np.ones(64 * MB, dtype=np.uint8)
-    del array
-    assert 60 * MB < peak.bytes() - before < 80 * MB
+@pytest.mark.parametrize("where", ["here", "sandbox"])
+def test_the_peak_stays_when_memory_is_given_back(where: str) -> None:
+    """Also where the system tells the highest of the whole life only."""
+    run = subprocess.run(
+        [sys.executable, "-c", TAKE_64_MB, where], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    assert 48 * MB < int(run.stdout) < 96 * MB
 
 
 def test_an_earlier_peak_does_not_count() -> None:
-    array = np.ones(128 * MB, dtype=np.uint8)
+    array = bytearray(b"1") * (128 * MB)
     del array
-    assert PeakMemory().bytes() < 32 * MB
+    assert memory.PeakMemory().bytes() < 32 * MB
