@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 
 from fullgraph.comm.group import Group
+from fullgraph.comm.placed_edges import PlacedEdges, check_placement
+from fullgraph.comm.placement import DESTINATION, Placement
 from fullgraph.comm.plan import ExchangePlan
 from fullgraph.comm.schedule import Schedule, sequential
+from fullgraph.comm.targets import Targets
 from fullgraph.comm.traffic import Traffic
 from fullgraph.graph.blocks import Block, Ownership, build_blocks, edge_field, make_block
 from fullgraph.graph.parts import GraphMeta, Part, Partitioned
@@ -120,6 +123,10 @@ class DistributedGraph:
             of nodes, otherwise None. There x are features of the sources, all else is of the
             targets; see `DistributedHeteroGraph`.
         types: in a relation, the owned nodes of all types of its graph, by name.
+        placement: where edges live.
+        targets: the rows that this rank has partial results for, where edges may live elsewhere
+            than with the owner of their target; otherwise None. The targets of its edges and
+            blocks are then numbered as these are.
     """
 
     group: Group
@@ -146,6 +153,8 @@ class DistributedGraph:
     target_rows: Tensor | None = None
     source_ownership: Ownership | None = field(default=None, repr=False)
     types: dict[str, OwnedNodes] | None = field(default=None, repr=False)
+    placement: Placement = DESTINATION
+    targets: Targets | None = field(default=None, repr=False)
 
     @staticmethod
     def build(
@@ -153,11 +162,15 @@ class DistributedGraph:
         group: Group,
         schedule: str | Schedule | None = None,
         max_block_bytes: int = DEFAULT_BLOCK_BYTES,
+        placement: str | Placement | None = None,
     ) -> DistributedGraph:
         """This rank's share of a partitioned graph; every rank of the group calls it.
 
-        Raises ValueError when there are more ranks than parts, and for a graph with several types
-        of nodes, whose share is a `DistributedHeteroGraph`.
+        placement: by default the one that the graph was partitioned for.
+
+        Raises ValueError when there are more ranks than parts, for a graph with several types of
+        nodes, whose share is a `DistributedHeteroGraph`, and for a placement of another number of
+        ranks or another way of partitioning.
         """
         if max_block_bytes < 1:
             raise ValueError(f"max_block_bytes must be positive, got {max_block_bytes}")
@@ -168,11 +181,20 @@ class DistributedGraph:
                 "DistributedHeteroGraph.build"
             )
         chosen = sequential() if schedule is None else Schedule.parse(schedule)
-        check_agreement(group, f"{meta.fingerprint} {chosen} {max_block_bytes}")
+        placed_as = Placement.parse(meta.placement if placement is None else placement)
+        check_agreement(group, f"{meta.fingerprint} {chosen} {max_block_bytes} {placed_as}")
+        check_placement(partitioned, placed_as, group.size)
         ownership = Ownership.balance(meta, group.size)
         parts = _own_parts(partitioned, ownership, group.rank)
-        blocks, needed = build_blocks(parts, ownership, group.rank)
-        return DistributedGraph(
+        node_id = torch.cat([part.node_id for part in parts])
+        targets = None
+        if placed_as.splits:
+            edges = PlacedEdges(partitioned, ownership, placed_as, group.rank)
+            blocks, needed, of_targets = edges.build()
+            targets = Targets.build(group, edges, of_targets, node_id)
+        else:
+            blocks, needed = build_blocks(parts, ownership, group.rank)
+        graph = DistributedGraph(
             group=group,
             meta=meta,
             schedule=chosen,
@@ -180,14 +202,18 @@ class DistributedGraph:
             ownership=ownership,
             plan=ExchangePlan.build(group, needed),
             edges=Edges(blocks),
-            node_id=torch.cat([part.node_id for part in parts]),
+            node_id=node_id,
             x=join([part.x for part in parts]),
             y=join([part.y for part in parts]),
             masks={
                 name: torch.cat([part.masks[name] for part in parts]) for name in parts[0].masks
             },
             _partitioned=partitioned,
+            placement=placed_as,
+            targets=targets,
         )
+        graph.count_in_degrees()
+        return graph
 
     # Sizes -------------------------------------------------------------------------------------
 
@@ -202,10 +228,24 @@ class DistributedGraph:
         return self.node_id.numel()
 
     @property
+    def num_targets(self) -> int:
+        """Rows that the edges of this rank end in: the owned rows, and in a placement that splits
+        them from their edges those of other ranks after them (see `targets`)."""
+        return self.num_owned if self.targets is None else self.targets.num_rows
+
+    @property
     def num_sources(self) -> int:
         """Rows of this rank that edges start from: the owned rows, too, but for a relation between
         two types of nodes and for a layer of `for_seeds`."""
         return self.edges.blocks[self.group.rank].num_sources
+
+    def require_edges_at_targets(self, what: str) -> None:
+        """Raise ValueError in a placement where edges live elsewhere than their targets."""
+        if self.targets is not None:
+            raise ValueError(
+                f"{what} needs every edge to live with the owner of its target, as under the "
+                f"placement 'destination'; this graph is placed by {self.placement}"
+            )
 
     def require_one_type(self, what: str) -> None:
         """Raise ValueError in a relation between two types of nodes, where `what` is undefined."""
@@ -230,22 +270,47 @@ class DistributedGraph:
 
     @property
     def num_local_edges(self) -> int:
-        """Edges on this rank: the in-edges of the owned rows."""
+        """Edges on this rank; under the placement `destination`, the in-edges of its rows."""
         return self.edges.num_edges
 
     @cached_property
     def in_degree(self) -> Tensor:
         """int64 [n]: in-edges of each owned row, over the whole graph."""
+        if self.targets is not None:  # as a collective cannot wait to be asked for
+            raise RuntimeError("in-degrees were not counted; call count_in_degrees on every rank")
         with ordinary_tensors():
-            degree = torch.zeros_like(self.node_id)
-            for block in self.edges.blocks:
-                rows = slice(None) if block.rows is None else block.rows.long()
-                degree[rows] += block.offsets.diff()
+            return self._in_edges_here()
+
+    def count_in_degrees(self) -> None:
+        """Set `in_degree` where it takes an exchange; every rank of the group calls it."""
+        if self.targets is not None:
+            with ordinary_tensors():
+                here = self._in_edges_here()
+                if self.feature_slice > 0:  # which has the same edges as slice 0
+                    here.zero_()
+                self.in_degree = self.targets.sum_to_owners(self.group, here, "in-degrees")
+
+    def _in_edges_here(self) -> Tensor:
+        """int64 [T]: edges of this rank into each of its targets."""
+        degree = self.node_id.new_zeros(self.num_targets)
+        for block in self.edges.blocks:
+            rows = slice(None) if block.rows is None else block.rows.long()
+            degree[rows] += block.offsets.diff()
         return degree
+
+    @property
+    def target_id(self) -> Tensor:
+        """int64 [T]: the original id of every target."""
+        return self.node_id if self.targets is None else self.targets.node_id
+
+    @property
+    def feature_slice(self) -> int:
+        """Which of the K slices of columns this rank works on; 0 outside of grids."""
+        return self.placement.coordinates(self.group.rank)[2]
 
     @cached_property
     def edge_target(self) -> Tensor:
-        """int32 [E]: the owned row that each edge points to."""
+        """int32 [E]: the owned row, or target (see `targets`), that each edge points to."""
         with ordinary_tensors():
             return torch.cat([block.edge_rows() for block in self.edges.blocks])
 
@@ -280,7 +345,7 @@ class DistributedGraph:
                 if origin is None:
                     return ids
                 if self.edges.adds_loops:
-                    ids = torch.cat([ids, self.meta.num_edges + self.node_id])
+                    ids = torch.cat([ids, self.meta.num_edges + self.target_id])
                 return ids[origin]
         ids_as_read = self._edge_field("edge_id")
         assert ids_as_read is not None  # every part has it
@@ -318,8 +383,11 @@ class DistributedGraph:
             with ordinary_tensors():
                 return self.from_base_edges(values)
         with ordinary_tensors():
-            parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
-            found = edge_field(parts, self.ownership, name)
+            if self.targets is not None:
+                found = self.targets.placed.edge_field(name)
+            else:
+                parts = _own_parts(self._partitioned, self.ownership, self.group.rank)
+                found = edge_field(parts, self.ownership, name)
             return None if found is None else found.to(self.node_id.device)
 
     def from_base_edges(self, values: Tensor) -> Tensor:
@@ -398,10 +466,13 @@ class DistributedGraph:
         view.plan = replace(
             self.plan, send_rows=tuple(rows.to(device) for rows in self.plan.send_rows)
         )
+        view.targets = None if self.targets is None else self.targets.to(device)
         view._kept, view._looped, view._reversed = {}, None, None
         view.layer_cache = weakref.WeakKeyDictionary()
         for name in PER_EDGE:
             view.__dict__.pop(name, None)
+        if self.targets is not None:
+            view.in_degree = self.in_degree.to(device)
         return view
 
     def with_schedule(self, schedule: str | Schedule) -> DistributedGraph:
@@ -445,6 +516,11 @@ class DistributedGraph:
             view.edges = edges or Edges(self.edges.blocks, None, adds_loops=True)
             for name in PER_EDGE:
                 view.__dict__.pop(name, None)
+            if self.targets is not None:  # all loops of the own nodes are here
+                own = self.edges.blocks[self.group.rank]
+                rows = own.edge_rows()
+                loops = torch.bincount(rows[rows == own.cols], minlength=self.num_owned)
+                view.in_degree = self.in_degree - loops + 1
             self._looped = view
         return self._looped
 
@@ -453,48 +529,63 @@ class DistributedGraph:
         origin = self.with_self_loops().edges.origin
         if origin is None or self._looped is self:  # nothing was added
             return weight
-        return torch.cat([weight, weight.new_full((self.num_owned,), fill)])[origin]
+        return torch.cat([weight, weight.new_full((self.num_targets,), fill)])[origin]
 
     def _edges_with_self_loops(self) -> Edges | None:
         """The edges with one loop a row, or None where every row has exactly one already."""
-        rank, n = self.group.rank, self.num_owned
-        own = self.edges.blocks[rank].to("cpu")  # where sorting is
-        rows = torch.arange(n, dtype=torch.int32)
-        as_source = rows if self.target_rows is None else self.target_rows.cpu().int()
-        dst, src = own.edge_rows(), own.cols
-        loop = as_source[dst.long()] == src
+        rank, blocks = self.group.rank, [block.to("cpu") for block in self.edges.blocks]
+        with_loops = [rank] if self.targets is None else self.targets.placed.diagonal
+        found = {}
+        for q in with_loops:
+            first = 0 if q == rank or self.targets is None else self.targets.first_row(q)
+            num_rows = self.num_owned if q == rank else blocks[q].num_sources
+            rows = torch.arange(num_rows, dtype=torch.int32)
+            as_source = rows if self.target_rows is None else self.target_rows.cpu().int()
+            found[q] = self._with_one_loop(blocks[q], first + rows, as_source)
+        if not any(new is not None for new in found.values()):
+            return None
+        origin, first_edge = [], 0
+        for q, block in enumerate(blocks):
+            new = found.get(q)
+            old_edges = torch.arange(block.first_edge, block.edges.stop)
+            origin.append(old_edges if new is None else new[1])
+            blocks[q] = copy.copy(self.edges.blocks[q]) if new is None else new[0]
+            blocks[q].first_edge = first_edge
+            first_edge += blocks[q].num_edges
+        device = self.node_id.device
+        # As narrow as it can be: it stays as long as the graph.
+        kind = torch.int32 if self.num_local_edges + self.num_targets < 2**31 else torch.int64
+        places = torch.cat([o.to(kind) for o in origin]).to(device)
+        return Edges([block.to(device) for block in blocks], places, adds_loops=True)
+
+    def _with_one_loop(
+        self, block: Block, rows: Tensor, as_source: Tensor
+    ) -> tuple[Block, Tensor] | None:
+        """A block, on the CPU, whose targets `rows` are its sources `as_source`, with one loop for
+        each, and where its edges were (`Edges.origin`); None where it has exactly that already."""
+        first, last = (int(rows[0]), int(rows[-1]) + 1) if rows.numel() else (0, 0)
+        dst, src = block.edge_rows(), block.cols
+        place = (dst - first).clamp(0, max(0, rows.numel() - 1)).long()
+        loop = torch.zeros(block.num_edges, dtype=torch.bool)
+        if rows.numel():
+            loop = (dst >= first) & (dst < last) & (as_source[place] == src)
         loop_rows = dst[loop]  # ascending, and a row's own loops in their original order
         if torch.equal(loop_rows, rows):
             return None
-        position = torch.arange(own.first_edge, own.first_edge + own.num_edges)
-        remaining = torch.arange(self.num_local_edges, self.num_local_edges + n)
+        position = torch.arange(block.first_edge, block.edges.stop)
+        remaining = self.num_local_edges + rows.long()
         is_last = torch.ones_like(loop_rows, dtype=torch.bool)
         is_last[:-1] = loop_rows[1:] != loop_rows[:-1]
-        remaining[loop_rows[is_last].long()] = position[loop][is_last]
+        remaining[loop_rows[is_last].long() - first] = position[loop][is_last]
         dst, src = torch.cat([dst[~loop], rows]), torch.cat([src[~loop], as_source])
         position = torch.cat([position[~loop], remaining])
-        by_src = group_by(src, own.num_sources)[1]
-        order = by_src[group_by(dst[by_src], n)[1]]
+        by_src = group_by(src, block.num_sources)[1]
+        order = by_src[group_by(dst[by_src], self.num_targets)[1]]
         new = make_block(
-            rank, dst[order], src[order], n, own.num_sources, own.first_edge, compact_rows=False
-        )
-        return self._replace_own_block(new, position[order])
-
-    def _replace_own_block(self, new: Block, new_origin: Tensor) -> Edges:
-        rank = self.group.rank
-        shift = new.num_edges - self.edges.blocks[rank].num_edges
-        blocks, origin = [], []
-        for block in self.edges.blocks:
-            origin.append(torch.arange(block.first_edge, block.edges.stop))
-            blocks.append(copy.copy(block))
-            if block.source_rank > rank:
-                blocks[-1].first_edge += shift
-        origin[rank] = new_origin
-        device = self.node_id.device
-        blocks[rank] = new.to(device)
-        # As narrow as it can be: it stays as long as the graph.
-        kind = torch.int32 if self.num_local_edges + self.num_owned < 2**31 else torch.int64
-        return Edges(blocks, torch.cat([o.to(kind) for o in origin]).to(device), adds_loops=True)
+            block.source_rank, dst[order], src[order], self.num_targets, block.num_sources, 0,
+            compact_rows=block.rows is not None,
+        )  # fmt: skip
+        return new, position[order]
 
     def for_seeds(self, mask: Tensor, num_layers: int) -> SeedGraphs:
         """Only what some rows need: a graph for each of `num_layers` layers, the outermost first.
@@ -513,6 +604,7 @@ class DistributedGraph:
         from fullgraph.comm.seeds import seed_graphs
 
         self.require_one_type("for_seeds")
+        self.require_edges_at_targets("for_seeds")
         with ordinary_tensors():
             return seed_graphs(self, mask, num_layers)
 
