@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fullgraph.graph.partition import PartitionedVertexCut
 from fullgraph.graph.whole import WholeGraph, canonical
 
 
@@ -47,6 +48,14 @@ def with_types(graph: WholeGraph, num_relations: int = 4) -> WholeGraph:
     """The same graph, edge e of type 7 e mod num_relations."""
     types = torch.arange(graph.num_edges) * 7 % num_relations
     return replace(graph, edge_type=types, num_relations=num_relations)
+
+
+def random_cut(graph: WholeGraph, num_parts: int, seed: int = 0) -> PartitionedVertexCut:
+    """Owners of nodes and parts of edges as chance has it: an owner need not have an edge."""
+    generator = torch.Generator().manual_seed(seed)
+    owner = torch.randint(num_parts, (graph.num_nodes,), generator=generator)
+    edge_part = torch.randint(num_parts, (graph.num_edges,), generator=generator)
+    return PartitionedVertexCut(graph, owner, edge_part, num_parts)
 
 
 def star(num_nodes: int) -> WholeGraph:

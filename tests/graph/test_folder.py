@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fullgraph.graph import folder as module
 from fullgraph.graph.folder import GraphFolderError, PartitionedFolder, save
-from fullgraph.graph.partition import PartitionedInMemory, partition
+from fullgraph.graph.partition import PartitionedInMemory, PartitionedVertexCut, partition
 from fullgraph.graph.parts import Part
 from fullgraph.graph.whole import WholeGraph
 from tests.data import shared_data
-from tests.graph.small import graph, random_graph, star, with_types
+from tests.graph.small import graph, random_cut, random_graph, star, with_types
 
 
 def assert_same(found: Part, wanted: Part) -> None:
@@ -63,6 +63,52 @@ def test_what_is_saved_is_opened(name: str, num_parts: int, tmp_path: Path) -> N
     assert opened.meta == partitioned.meta
     for k in range(num_parts):
         assert_same(opened.part(k), partitioned.part(k))
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 12])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_vertex_cut_that_is_saved_is_opened(name: str, num_parts: int, tmp_path: Path) -> None:
+    cut = random_cut(GRAPHS[name](), num_parts)
+    save(cut, tmp_path / "cut")
+    opened = PartitionedFolder.open(tmp_path / "cut")
+    opened.verify()
+    assert opened.meta == cut.meta
+    for k in range(num_parts):
+        assert_same(opened.part(k), cut.part(k))
+    save(opened, tmp_path / "again")
+    assert PartitionedFolder.open(tmp_path / "again").meta == cut.meta
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("dst_part", 3, r"dst_part\[5\] is 3, but there are 3 parts"),
+        ("dst_part", -1, r"dst_part\[5\] is -1, but there are 3 parts"),
+        ("dst", 60, r"dst\[5\] is 60 in part 0, but there are \d+ rows"),
+        ("dst", -1, r"dst\[5\] is -1 in part 0, but there are \d+ rows"),
+    ],
+)
+def test_an_edge_of_a_vertex_cut_that_leads_nowhere_is_refused_when_it_is_loaded(
+    name: str, value: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK", 4)
+
+    class Wrong(PartitionedVertexCut):
+        def part(self, k: int) -> Part:
+            part = super().part(k)
+            if k == 1:
+                getattr(part, name)[5] = value
+            return part
+
+    cut = random_cut(random_graph(60, 900), 3)
+    save(Wrong(cut.graph, cut.assignment, cut.edge_part, 3), tmp_path / "cut")
+    opened = PartitionedFolder.open(tmp_path / "cut")
+    opened.part(0)
+    for load in (lambda: opened.part(1), lambda: opened.part(1), opened.verify):
+        with pytest.raises(GraphFolderError, match=f"{PART} is not valid: {message}"):
+            load()
+    unchecked = PartitionedFolder.open(tmp_path / "cut", check=False)
+    assert int(getattr(unchecked.part(1), name)[5]) == value
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fullgraph.graph import manifest
+from fullgraph.graph.folder import save
 from fullgraph.graph.manifest import (
     GraphFolderError,
     PartFile,
@@ -17,7 +18,7 @@ from fullgraph.graph.manifest import (
 )
 from fullgraph.graph.partition import partition
 from fullgraph.graph.parts import GraphMeta
-from tests.graph.small import random_graph
+from tests.graph.small import random_cut, random_graph
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_every_array_of_a_part_is_expected(meta: GraphMeta) -> None:
     [
         (lambda c: c.pop("format"), "is not the description of a partitioned"),
         (lambda c: c.update(format="other"), "is not the description of a partitioned"),
-        (lambda c: c.update(version=3), r"version 3; this fullgraph reads up to 2. Upgrade it"),
+        (lambda c: c.update(version=4), r"version 4; this fullgraph reads up to 3. Upgrade it"),
         (lambda c: c.update(version="1"), "version is '1', not a version number"),
         (lambda c: c.update(version=True), "version is True"),
         (lambda c: c.update(version=2), "'node_types' is missing"),
@@ -87,6 +88,18 @@ def test_every_array_of_a_part_is_expected(meta: GraphMeta) -> None:
         (lambda c: c.update(parts=3), "not valid"),
         (lambda c: c.update(name=3), "name is 3, not a text"),
         (lambda c: c.update(placement="grid"), "placement 'grid' is not one of"),
+        (
+            lambda c: c.update(placement=["vertex-cut"]),
+            r"placement is \['vertex-cut'\], not a text",
+        ),
+        (
+            lambda c: c.update(placement="vertex-cut"),
+            "placement 'vertex-cut' does not go with version 1",
+        ),
+        (
+            lambda c: c.update(version=3, node_types=[], relations=[], num_relations=0),
+            "placement 'destination' does not go with version 3",
+        ),
         (lambda c: c["fields"][0].update(name="z"), "field 'z' of dtype 'float32' is unknown"),
         (lambda c: c["fields"][0].update(dtype="object"), "dtype 'object' is unknown"),
         (lambda c: c["fields"][0].update(shape=[-1]), "shape is -1, not a count"),
@@ -102,6 +115,50 @@ def test_a_description_that_is_not_right_is_refused(
     with pytest.raises(GraphFolderError, match=message) as caught:
         read_manifest(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.fixture
+def cut_path(tmp_path: Path) -> Path:
+    save(random_cut(random_graph(20, 60), 2), tmp_path / "cut")
+    return tmp_path / "cut" / "graph.json"
+
+
+def test_a_vertex_cut_is_of_a_version_that_older_readers_refuse(cut_path: Path) -> None:
+    assert json.loads(cut_path.read_text())["version"] == 3
+    meta, _ = read_manifest(cut_path)
+    assert meta.placement == "vertex-cut"
+    assert meta.replication == sum(meta.part_held) / 20
+    arrays = [name for name, _, _ in expected_arrays(meta, 0)]
+    assert arrays[:6] == ["node_id", "source_offsets", "src", "dst", "edge_id", "dst_part"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(version=2), "placement 'vertex-cut' does not go with version 2"),
+        (lambda c: c.pop("part_held"), "'part_held' is missing"),
+        (lambda c: c["part_held"].pop(), "part_held does not have a count for each part"),
+        (lambda c: c.update(part_held=[20, "20"]), "part_held is '20', not a count"),
+        (lambda c: c.update(part_held=[21, 20]), r"part 0 holds 21 nodes, which is not \d+ \(its"),
+        (lambda c: c.update(part_held=[20, 1]), r"part 1 holds 1 nodes.* \.\. 20"),
+        (
+            lambda c: c.update(node_types=[
+                {"name": "a", "num_features": 0, "num_classes": 0,
+                 "part_nodes": [part["nodes"] for part in c["parts"]]}
+            ], relations=[
+                {"source": "a", "name": "to", "target": "a",
+                 "part_edges": [part["edges"] for part in c["parts"]]}
+            ]),
+            "a vertex cut has no node types",
+        ),
+    ],
+)  # fmt: skip
+def test_a_description_of_a_vertex_cut_that_is_not_right_is_refused(
+    cut_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    edit(cut_path, change)
+    with pytest.raises(GraphFolderError, match=message):
+        read_manifest(cut_path)
 
 
 def test_a_number_changed_by_hand_is_noticed(path: Path) -> None:

@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from fullgraph.graph.partition import PartitionedInMemory, partition, split_parts
+from fullgraph.graph.partition import (
+    PartitionedInMemory,
+    PartitionedVertexCut,
+    partition,
+    split_parts,
+)
 from fullgraph.graph.parts import Part
 from fullgraph.graph.whole import WholeGraph
 from tests.data import shared_data
-from tests.graph.small import graph, random_graph, star
+from tests.graph.small import graph, random_cut, random_graph, star
 
 GRAPHS: dict[str, Callable[[], WholeGraph]] = {
     "multigraph": lambda: random_graph(60, 900),
@@ -68,12 +73,65 @@ def test_orders_and_types_are_as_promised(name: str) -> None:
         assert {part.node_id.dtype, part.edge_id.dtype, offsets.dtype} == {torch.int64}
 
 
+@pytest.mark.parametrize("num_parts", [1, 3, 70])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_parts_of_a_vertex_cut_have_their_nodes_and_the_edges_placed_there(
+    name: str, num_parts: int
+) -> None:
+    whole = GRAPHS[name]()
+    cut = random_cut(whole, num_parts)
+    parts = [cut.part(k) for k in range(num_parts)]
+    owner = cut.assignment
+    src, dst = whole.edge_index.long()
+    for k, part in enumerate(parts):
+        assert part.node_id.tolist() == (owner == k).nonzero().view(-1).tolist()
+        assert sorted(part.edge_id.tolist()) == (cut.edge_part == k).nonzero().view(-1).tolist()
+        assert part.dst_part is not None
+        assert part.dst_part.dtype == torch.int32
+        source_part = torch.repeat_interleave(torch.arange(num_parts), part.source_offsets.diff())
+        assert torch.equal(source_part.int(), owner[src[part.edge_id]])
+        assert torch.equal(part.dst_part, owner[dst[part.edge_id]])
+        ends = {"src": (source_part, src), "dst": (part.dst_part.long(), dst)}
+        for end, (of, ids) in ends.items():
+            rows = getattr(part, end).tolist()
+            found = [int(parts[q].node_id[row]) for q, row in zip(of.tolist(), rows)]
+            assert found == ids[part.edge_id].tolist(), end
+        keys = [source_part, part.dst_part, part.dst, part.src, part.edge_id]
+        order = list(zip(*(key.tolist() for key in keys)))
+        assert order == sorted(order)
+        for key in ("edge_weight", "edge_attr"):
+            assert torch.equal(getattr(part, key), getattr(whole, key)[part.edge_id]), key
+    meta = cut.meta
+    assert meta.placement == "vertex-cut"
+    assert meta.part_nodes == tuple(part.num_nodes for part in parts)
+    assert meta.part_edges == tuple(part.num_edges for part in parts)
+    held = [{*part.node_id.tolist(), *src[part.edge_id].tolist(), *dst[part.edge_id].tolist()}
+            for part in parts]  # fmt: skip
+    assert meta.part_held == tuple(map(len, held))
+
+
+def test_a_vertex_cut_by_destination_has_the_same_parts() -> None:
+    whole, owner = random_graph(60, 900), torch.arange(60, dtype=torch.int32) % 4
+    cut = PartitionedVertexCut(whole, owner, owner[whole.edge_index[1].long()], 4)
+    plain = PartitionedInMemory(whole, owner, 4)
+    for k in range(4):
+        part = cut.part(k)
+        assert part.dst_part is not None
+        assert (part.dst_part == k).all()
+        for key, value in vars(plain.part(k)).items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, getattr(part, key)), key
+
+
 def test_the_order_holds_where_one_sort_key_would_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = random_graph(60, 900)
     wanted = partition(whole, 3, method="random").part(1)
     monkeypatch.setattr("fullgraph.graph.partition.MAX_KEY", 1)
     found = partition(whole, 3, method="random").part(1)
     assert torch.equal(found.edge_id, wanted.edge_id)
+    order = random_cut(whole, 3).part(1).edge_id
+    monkeypatch.undo()
+    assert torch.equal(random_cut(whole, 3).part(1).edge_id, order)
 
 
 def test_meta_counts_what_the_parts_hold() -> None:
@@ -118,6 +176,10 @@ def test_wrong_arguments_are_refused() -> None:
         PartitionedInMemory(whole, torch.tensor([0, 1, 2, 3, 0]), 3)
     with pytest.raises(ValueError, match=r"shape \[5\], got torch.int64 \[4\]"):
         PartitionedInMemory(whole, torch.tensor([0, 1, 2, 3]), 4)
+    with pytest.raises(ValueError, match=r"edge_part must be integers of shape \[8\], got"):
+        PartitionedVertexCut(whole, torch.zeros(5).int(), torch.zeros(5).int(), 2)
+    with pytest.raises(ValueError, match=r"edge_part has parts 0 .. 2, outside of 0 .. 1"):
+        PartitionedVertexCut(whole, torch.zeros(5).int(), torch.arange(8) % 3, 2)
     with pytest.raises(ValueError, match="part 2 does not exist; there are 2"):
         partition(whole, 2).part(2)
 

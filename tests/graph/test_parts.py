@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullgraph.graph.partition import PartitionedInMemory, partition
+from fullgraph.graph.partition import PartitionedInMemory, PartitionedVertexCut, partition
 from fullgraph.graph.parts import Field, labelled
 from fullgraph.graph.whole import WholeGraph
-from tests.graph.small import graph, random_graph, with_types
+from tests.graph.small import graph, random_graph, star, with_types
 
 
 def test_fields_list_what_exists_with_dtype_and_shape() -> None:
@@ -68,6 +68,28 @@ def test_the_fingerprint_sees_every_change(
 def test_the_fingerprint_sees_one_more_empty_part() -> None:
     whole, part = random_graph(20, 60), torch.arange(20) % 3
     assert len({PartitionedInMemory(whole, part, k).meta.fingerprint for k in (3, 4)}) == 2
+
+
+def test_the_fingerprint_of_a_vertex_cut_sees_where_edges_are() -> None:
+    whole, part, placed = random_graph(20, 60), torch.arange(20) % 3, torch.arange(60) % 3
+    moved = placed.clone()
+    moved[7] = 2
+    found = [PartitionedInMemory(whole, part, 3).meta.fingerprint]
+    for edge_part in (placed, moved, placed.to(torch.int16)):
+        found.append(PartitionedVertexCut(whole, part, edge_part, 3).meta.fingerprint)
+    whole.x[3, 1] += 1  # type: ignore[index]
+    found.append(PartitionedVertexCut(whole, part, placed, 3).meta.fingerprint)
+    assert len(set(found)) == 4
+    assert found[1] == found[3]
+
+
+GOLDEN = "fc57c71705ef294636f62bd45d91be091026e9de1afe8cc2465e376af9f5feaf"
+
+
+def test_a_destination_fingerprint_is_what_it_was_before_there_were_vertex_cuts() -> None:
+    found = PartitionedInMemory(star(9), torch.arange(9) % 2, 2).meta
+    assert (found.fingerprint, found.placement) == (GOLDEN, "destination")
+    assert (found.part_held, found.replication) == ((), None)
 
 
 def test_labelled_nodes_are_those_for_training_or_else_those_with_a_label() -> None:

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -82,6 +83,8 @@ def _is_part_file(name: str) -> bool:
 
 def _write_part(folder: Path, meta: GraphMeta, part: Part) -> PartFile:
     arrays = {name: getattr(part, name) for name in CORE}
+    if part.dst_part is not None:
+        arrays["dst_part"] = part.dst_part
     arrays |= dict(node_arrays(part)) | dict(edge_arrays(part)) | part.by_type
     _check_arrays(f"part {part.index}", meta, part.index, _describe(arrays))
     path = folder / part_file_name(part.index)
@@ -174,26 +177,30 @@ class PartitionedFolder:
     def part(self, k: int) -> Part:
         """Part k, 0 <= k < meta.num_parts, memory-mapped; writing to its tensors stays private.
 
-        Raises GraphFolderError when the file is gone, or its size or checksum does not fit.
+        Raises GraphFolderError when the file is gone, its size or checksum does not fit, or, where
+        checksums are compared, edges of a vertex cut lead to rows that are not there.
         """
         if not 0 <= k < self.meta.num_parts:
             raise ValueError(f"part {k} does not exist; there are {self.meta.num_parts}, from 0")
         self._check_size(k)
-        if k in self._unchecked:
+        if unchecked := k in self._unchecked:
             self._check_sum(k)
-            self._unchecked.discard(k)
         with _safetensors(self._file(k)) as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if unchecked and "dst_part" in arrays:
+            _check_destinations(self._file(k), self.meta, arrays["dst_part"], arrays["dst"])
+        self._unchecked.discard(k)
         masks = {key: arrays.pop(MASK + key) for key in self.meta.mask_names}
         typed = [field.name for field in self.meta.fields if field.of is not None]
         by_type = {name: arrays.pop(name) for name in typed}
         return Part(index=k, masks=masks, by_type=by_type, **{"x": None, "y": None, **arrays})
 
     def verify(self) -> None:
-        """Compare the checksum of every part. Raises GraphFolderError naming a damaged file."""
+        """Compare the checksum of every part, and look at all that `part` checks. Raises
+        GraphFolderError naming a damaged file."""
+        self._unchecked = set(range(self.meta.num_parts))
         for k in range(self.meta.num_parts):
-            self._check_size(k)
-            self._check_sum(k)
+            self.part(k)
 
     def _file(self, k: int) -> Path:
         return self.path / self._files[k].file
@@ -233,6 +240,27 @@ class PartitionedFolder:
                 f"{path} is not part {k} of this graph; copy the whole folder again"
             )
         _check_arrays(str(path), self.meta, k, header)
+
+
+def _check_destinations(path: Path, meta: GraphMeta, dst_part: Tensor, dst: Tensor) -> None:
+    """Raise GraphFolderError unless every edge of a vertex cut leads to a row that there is."""
+    num_rows = torch.tensor(meta.part_nodes, dtype=torch.int64)
+    for start in range(0, dst.numel(), CHUNK):
+        parts, rows = dst_part[start : start + CHUNK].long(), dst[start : start + CHUNK]
+        if (i := _first((parts < 0) | (parts >= meta.num_parts))) is not None:
+            what, allowed = f"dst_part[{start + i}] is {int(parts[i])}", f"{meta.num_parts} parts"
+        elif (i := _first((rows < 0) | (rows >= num_rows[parts]))) is not None:
+            what = f"dst[{start + i}] is {int(rows[i])} in part {int(parts[i])}"
+            allowed = f"{int(num_rows[parts[i]])} rows"
+        else:
+            continue
+        raise GraphFolderError(
+            f"{path} is not valid: {what}, but there are {allowed}; partition the graph again"
+        )
+
+
+def _first(bad: Tensor) -> int | None:
+    return int(bad.to(torch.uint8).argmax()) if bool(bad.any()) else None
 
 
 def _safetensors(path: Path) -> Any:

@@ -5,7 +5,8 @@ fingerprint, fields (name, dtype, shape), parts (file, nodes, edges, labelled, b
 checksum: sha256 of all the others, so that a changed number is noticed. Version 2 adds
 num_relations; and node_types (name, num_features, num_classes, part_nodes) and relations (source,
 name, target, part_edges), which are empty where nodes have no types. Names of types are nowhere
-else: arrays go by the index of their type.
+else: arrays go by the index of their type. Version 3, which only vertex cuts have, adds part_held,
+and dst_part to the arrays of a part.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from fullgraph.graph.parts import (
     EDGE_FIELDS,
     MASK,
     NODE_FIELDS,
+    PLACEMENTS,
+    VERTEX_CUT,
     Field,
     GraphMeta,
     NodeTypeMeta,
@@ -29,9 +32,10 @@ from fullgraph.graph.parts import (
 from fullgraph.graph.whole import SPLITS
 
 FORMAT = "fullgraph-partitioned"
-VERSION = 2  # that of graphs with types; others are written as version 1, which it includes
+# A graph is written as the first version that can express it, so that an older fullgraph reads
+# what it can: 1, with types 2, as a vertex cut 3.
+VERSION = 3
 FILE = "graph.json"
-PLACEMENTS = ("destination",)
 FIELD_NAMES = (*NODE_FIELDS, *EDGE_FIELDS, *(MASK + key for key in SPLITS))
 DTYPES = ("bfloat16", "float32", "float64", "int64", "bool")
 COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_parts")
@@ -65,6 +69,8 @@ def expected_arrays(meta: GraphMeta, k: int) -> Iterator[tuple[str, str, tuple[i
     yield "src", "int32", (edges,)
     yield "dst", "int32", (edges,)
     yield "edge_id", "int64", (edges,)
+    if meta.placement == VERTEX_CUT:
+        yield "dst_part", "int32", (edges,)
     for field in meta.fields:
         rows = edges if field.of_edges else nodes
         if field.of is not None and field.of_edges:
@@ -75,14 +81,16 @@ def expected_arrays(meta: GraphMeta, k: int) -> Iterator[tuple[str, str, tuple[i
 
 
 def write_manifest(path: Path, meta: GraphMeta, files: list[PartFile]) -> None:
-    typed = meta.field("edge_type") is not None
-    version = VERSION if typed else 1  # so that an older fullgraph reads what it can
+    cut = meta.placement == VERTEX_CUT
+    version = 3 if cut else 2 if meta.field("edge_type") is not None else 1
     content: dict[str, Any] = {"format": FORMAT, "version": version, "name": meta.name}
     content |= {key: getattr(meta, key) for key in COUNTS}
-    if typed:
+    if version > 1:
         content["num_relations"] = meta.num_relations
         content["node_types"] = [asdict(node_type) for node_type in meta.node_types]
         content["relations"] = [asdict(relation) for relation in meta.relations]
+    if cut:
+        content["part_held"] = list(meta.part_held)
     content |= {"placement": meta.placement, "fingerprint": meta.fingerprint}
     content["fields"] = [asdict(field) for field in meta.fields]
     content["parts"] = [asdict(file) for file in files]
@@ -152,8 +160,11 @@ def _build(content: dict[str, Any]) -> tuple[GraphMeta, tuple[PartFile, ...]]:
     ):
         if counts[key] != listed:
             raise ValueError(f"{key} is {counts[key]}, but the parts add up to {listed}")
-    if content["placement"] not in PLACEMENTS:
-        raise ValueError(f"placement {content['placement']!r} is not one of {PLACEMENTS}")
+    placement = _placement(content, typed=bool(node_types))
+    held = content["part_held"] if placement == VERTEX_CUT else ()
+    part_held = tuple(_count({"part_held": n}, "part_held") for n in held)
+    if placement == VERTEX_CUT:
+        _check_held(files, part_held, counts["num_nodes"])
     meta = GraphMeta(
         name=_text(content, "name"),
         **counts,
@@ -162,12 +173,35 @@ def _build(content: dict[str, Any]) -> tuple[GraphMeta, tuple[PartFile, ...]]:
         part_labelled=tuple(file.labelled for file in files),
         fields=fields,
         fingerprint=_text(content, "fingerprint"),
-        placement=content["placement"],
+        placement=placement,
+        part_held=part_held,
         num_relations=_count(content, "num_relations") if typed else 0,
         node_types=node_types,
         relations=relations,
     )
     return meta, files
+
+
+def _placement(content: dict[str, Any], typed: bool) -> str:
+    placement = _text(content, "placement")
+    if placement not in PLACEMENTS:
+        raise ValueError(f"placement {placement!r} is not one of {PLACEMENTS}")
+    if (placement == VERTEX_CUT) != (content["version"] == 3):
+        raise ValueError(f"placement {placement!r} does not go with version {content['version']}")
+    if placement == VERTEX_CUT and typed:
+        raise ValueError("a vertex cut has no node types")
+    return placement
+
+
+def _check_held(files: tuple[PartFile, ...], part_held: tuple[int, ...], num_nodes: int) -> None:
+    """Raise ValueError unless each part holds at least the nodes that it has, at most all."""
+    if len(part_held) != len(files):
+        raise ValueError("part_held does not have a count for each part")
+    for k, (held, file) in enumerate(zip(part_held, files)):
+        if not file.nodes <= held <= num_nodes:
+            raise ValueError(
+                f"part {k} holds {held} nodes, which is not {file.nodes} (its own) .. {num_nodes}"
+            )
 
 
 def _part_file(k: int, entry: dict[str, Any]) -> PartFile:

@@ -20,10 +20,12 @@ from fullgraph.graph.assign import METHODS, assign_parts, typed_union
 from fullgraph.graph.grouping import group_by
 from fullgraph.graph.parts import (
     MASK,
+    VERTEX_CUT,
     GraphMeta,
     NodeTypeMeta,
     Part,
     RelationMeta,
+    cut_fingerprint,
     edge_arrays,
     field_of,
     fields_of,
@@ -42,6 +44,7 @@ __all__ = [
     "PartitionReport",
     "PartitionedInMemory",
     "PartitionedTyped",
+    "PartitionedVertexCut",
     "assign_parts",
     "partition",
     "partition_report",
@@ -67,12 +70,17 @@ class PartitionedInMemory:
         self.num_parts = num_parts
         owner = self.assignment.numpy()
         self._node_offsets, self._nodes = group_by(owner, num_parts)
-        self._edge_offsets, self._edges = group_by(owner[graph.edge_index[1].numpy()], num_parts)
+        self._edge_offsets, self._edges = group_by(self._place_edges(), num_parts)
         row = np.empty(graph.num_nodes, dtype=np.int32)
         row[self._nodes] = np.arange(graph.num_nodes) - np.repeat(
             self._node_offsets[:-1], np.diff(self._node_offsets)
         )
         self._row = row  # [N], of each node in its part
+
+    def _place_edges(self) -> NDArray[np.int32]:
+        """The part [E] that each edge is in: that of its destination."""
+        part: NDArray[np.int32] = self.assignment.numpy()[self.graph.edge_index[1].numpy()]
+        return part
 
     @cached_property
     def meta(self) -> GraphMeta:
@@ -135,16 +143,17 @@ class PartitionedInMemory:
         )
 
     def _sorted_edges(self, k: int) -> tuple[Ints, Ints]:
-        """source_offsets [P + 1], and edge ids [E_k] by (source part, dst, src, edge id)."""
+        """source_offsets [P + 1], and edge ids [E_k] by (source part, destination part, dst, src,
+        edge id)."""
         edge_id = self._edges[self._edge_offsets[k] : self._edge_offsets[k + 1]]
         src, dst = (ids.numpy() for ids in self.graph.edge_index)
-        owner, source = self.assignment.numpy(), src[edge_id]
-        # Nodes in part order have increasing (part, row): one number for two of the sort keys.
-        num_rows = int(np.diff(self._node_offsets).max(initial=1))
+        owner, source, target = self.assignment.numpy(), src[edge_id], dst[edge_id]
+        num_nodes, num_rows = self.graph.num_nodes, int(np.diff(self._node_offsets).max(initial=1))
         key = owner[source].astype(np.int64)
-        key *= num_rows
-        key += self._row[dst[edge_id]]
-        if self.num_parts * num_rows * num_rows < MAX_KEY:
+        key *= num_nodes
+        # Nodes in part order have increasing (part, row): one number for two of the sort keys.
+        key += self._node_offsets[owner[target]] + self._row[target]
+        if self.num_parts * num_nodes * num_rows < MAX_KEY:
             key *= num_rows
             key += self._row[source]
             order = np.argsort(key, kind="stable")
@@ -153,6 +162,42 @@ class PartitionedInMemory:
         edge_id = edge_id[order]
         counts = np.bincount(owner[source], minlength=self.num_parts)
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), edge_id
+
+
+class PartitionedVertexCut(PartitionedInMemory):
+    """The same with each edge in any part, wherever its two ends are.
+
+    ``edge_part``: int32 [E], the part of each edge.
+    Raises ValueError unless it has E values in 0 .. num_parts - 1.
+    """
+
+    def __init__(
+        self, graph: WholeGraph, assignment: Tensor, edge_part: Tensor, num_parts: int
+    ) -> None:
+        _check_assignment(edge_part, graph.num_edges, num_parts, "edge_part")
+        self.edge_part = edge_part.to(torch.int32)
+        super().__init__(graph, assignment, num_parts)
+
+    def _place_edges(self) -> NDArray[np.int32]:
+        return self.edge_part.numpy()
+
+    def _describe(self) -> GraphMeta:
+        meta = super()._describe()
+        return replace(
+            meta,
+            placement=VERTEX_CUT,
+            part_held=self.report.held,
+            fingerprint=cut_fingerprint(meta.fingerprint, self.edge_part),
+        )
+
+    def _report(self) -> PartitionReport:
+        return partition_report(self.graph, self.assignment, self.num_parts, self.edge_part)
+
+    def part(self, k: int) -> Part:
+        """Part k, 0 <= k < num_parts; the same values at every call."""
+        part = super().part(k)
+        target = self.graph.edge_index[1][part.edge_id]
+        return replace(part, dst_part=self.assignment[target.long()])
 
 
 class PartitionedTyped(PartitionedInMemory):
@@ -221,17 +266,19 @@ class PartitionedTyped(PartitionedInMemory):
         return replace(part, masks={}, by_type=by_type)
 
 
-def _check_assignment(assignment: Tensor, num_nodes: int, num_parts: int) -> None:
-    if assignment.shape != (num_nodes,) or assignment.is_floating_point():
+def _check_assignment(
+    assignment: Tensor, size: int, num_parts: int, name: str = "the assignment"
+) -> None:
+    if assignment.shape != (size,) or assignment.is_floating_point():
         raise ValueError(
-            f"the assignment must be integers of shape [{num_nodes}], "
+            f"{name} must be integers of shape [{size}], "
             f"got {assignment.dtype} {list(assignment.shape)}"
         )
+    if size == 0:
+        return
     low, high = int(assignment.min()), int(assignment.max())
     if low < 0 or high >= num_parts:
-        raise ValueError(
-            f"the assignment has parts {low} .. {high}, outside of 0 .. {num_parts - 1}"
-        )
+        raise ValueError(f"{name} has parts {low} .. {high}, outside of 0 .. {num_parts - 1}")
 
 
 def split_parts(graph: WholeGraph, part: Tensor, num_parts: int) -> Iterator[Part]:

@@ -1,7 +1,8 @@
 """A partitioned graph: its parts, and what describes all of them.
 
-A part is a set of nodes with all edges into them. Letters: N nodes and E edges of the graph,
-n nodes and E_k edges of part k, P parts, F features, C classes, D edge columns.
+A part is a set of nodes with all edges into them, or, in a vertex cut, with the edges that were
+placed there. Letters: N nodes and E edges of the graph, n nodes and E_k edges of part k, P parts,
+F features, C classes, D edge columns.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fullgraph.graph.whole import SPLITS, WholeGraph
 MASK = "mask."  # masks are listed as mask.train, mask.val, mask.test
 NODE_FIELDS = ("x", "y")
 EDGE_FIELDS = ("edge_weight", "edge_attr", "edge_type")
+DESTINATION, VERTEX_CUT = PLACEMENTS = ("destination", "vertex-cut")
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,16 @@ class RelationMeta:
 class GraphMeta:
     """What a partitioned graph is, without its arrays.
 
-    ``part_nodes``, ``part_edges`` (in-edges) and ``part_labelled`` (nodes in the training mask; all
-    nodes with a label when there is no mask) have one entry a part; a part may be empty.
+    ``part_nodes``, ``part_edges`` and ``part_labelled`` (nodes in the training mask; all nodes with
+    a label when there is no mask) have one entry a part; a part may be empty.
     ``fields``: which arrays exist; see `Field`.
+    ``placement``: where edges are: "destination", in the part of the node that they lead into, or
+    "vertex-cut", in any part. ``part_held``: of a vertex cut, how many nodes each part holds, which
+    are its own and both ends of its edges; otherwise empty.
     ``node_types``, ``relations``: those of a graph with several types of nodes, in their order,
     otherwise empty. Its ``num_classes`` is that of the type with most, its ``num_features`` 0.
-    ``fingerprint``: sha256, in hex, of the graph's arrays and of who is in which part.
+    ``fingerprint``: sha256, in hex, of the graph's arrays and of who is in which part; of a vertex
+    cut, also of which edge is.
     """
 
     name: str
@@ -109,7 +115,8 @@ class GraphMeta:
     part_labelled: tuple[int, ...]
     fields: tuple[Field, ...]
     fingerprint: str
-    placement: str = "destination"
+    placement: str = DESTINATION
+    part_held: tuple[int, ...] = ()
     num_relations: int = 0
     node_types: tuple[NodeTypeMeta, ...] = ()
     relations: tuple[RelationMeta, ...] = ()
@@ -123,19 +130,25 @@ class GraphMeta:
         """Which of "train", "val", "test" exist, in this order."""
         return tuple(key for key in SPLITS if self.field(MASK + key) is not None)
 
+    @property
+    def replication(self) -> float | None:
+        """The replication factor of a vertex cut: in how many parts a node is, in the mean."""
+        return sum(self.part_held) / self.num_nodes if self.part_held else None
+
 
 @dataclass
 class Part:
-    """The nodes of part ``index`` and the edges into them.
+    """The nodes of part ``index`` and its edges.
 
     ``node_id``: [n] int64 original ids, ascending; a node's *row* is its position here.
     ``x`` [n, F], ``y`` [n] or [n, C], ``masks`` of bool [n]: as in `WholeGraph`, by row.
     ``source_offsets``: [P + 1] int64; edges whose source is in part q are
     ``source_offsets[q] .. source_offsets[q + 1] - 1``.
-    ``src``: [E_k] int32, row within the source's part. ``dst``: [E_k] int32, row within this part.
+    ``src``: [E_k] int32, row within the source's part. ``dst``: [E_k] int32, row within the
+    destination's part. ``dst_part``: [E_k] int32, the destination's part; None: always this one.
     ``edge_id``: [E_k] int64, the edge's position in the original graph.
     ``edge_weight`` [E_k], ``edge_attr`` [E_k, D], ``edge_type`` [E_k]: by edge.
-    Edges are sorted by (source part, dst, src, edge_id).
+    Edges are sorted by (source part, destination part, dst, src, edge_id).
 
     In a graph with several types of nodes, ids are those of the whole graph (see `TypedGraph`), so
     that rows are in the order of types, ``edge_type`` is the index of the relation, and data are in
@@ -156,6 +169,7 @@ class Part:
     edge_attr: Tensor | None = None
     edge_type: Tensor | None = None
     by_type: dict[str, Tensor] = field(default_factory=dict)
+    dst_part: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -226,6 +240,13 @@ def fingerprint(graph: WholeGraph, part: Tensor, num_parts: int) -> str:
         header = (*header, graph.num_relations)
     digest.update(repr(header).encode())
     _add_arrays(digest, [*arrays, ("part", part)])
+    return digest.hexdigest()
+
+
+def cut_fingerprint(of_graph: str, edge_part: Tensor) -> str:
+    """sha256 in hex over the part [E] of each edge, and over that of the graph and its nodes."""
+    digest = hashlib.sha256(f"{of_graph} {VERTEX_CUT}".encode())
+    _add_arrays(digest, [("edge_part", edge_part)])
     return digest.hexdigest()
 
 

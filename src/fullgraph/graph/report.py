@@ -1,4 +1,4 @@
-"""What a partition came out as: sizes, halo, cut, imbalance, and warnings.
+"""What a partition came out as: sizes, halo, cut, replication, imbalance, and warnings.
 
 Letters: N nodes, E edges, P parts.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from fullgraph.graph.grouping import group_by
-from fullgraph.graph.parts import labelled
+from fullgraph.graph.parts import DESTINATION, VERTEX_CUT, labelled
 from fullgraph.graph.whole import WholeGraph
 
 MAX_IMBALANCE = 1.2
@@ -23,9 +24,12 @@ MAX_IMBALANCE = 1.2
 class PartitionReport:
     """Counts a part, each a tuple of P, and totals.
 
-    ``nodes``; ``edges``: into the part's nodes; ``labelled``: nodes the loss sees; ``halo``:
-    distinct nodes of other parts that its edges come from, the rows it needs from elsewhere.
-    ``edge_cut``: directed edges between parts, of ``num_edges``.
+    ``nodes`` that the part owns; ``edges`` that are in it; ``labelled``: nodes the loss sees;
+    ``halo``: distinct nodes of other parts that its edges come from, the rows it needs from
+    elsewhere; ``partial``: distinct nodes of other parts that its edges lead to, the rows of which
+    it computes a share; ``held``: its own nodes and all ends of its edges.
+    ``edge_cut``: directed edges between nodes of different parts, of ``num_edges``.
+    ``placement``: as in `GraphMeta`; only a vertex cut has partial rows.
     ``types``: lines that list the types of nodes and of edges, where there are several.
     """
 
@@ -34,16 +38,26 @@ class PartitionReport:
     edges: tuple[int, ...]
     labelled: tuple[int, ...]
     halo: tuple[int, ...]
+    partial: tuple[int, ...]
+    held: tuple[int, ...]
     edge_cut: int
     num_edges: int
+    placement: str = DESTINATION
     types: tuple[str, ...] = ()
 
     @property
     def imbalance(self) -> dict[str, float]:
-        """Largest part over the mean, for "nodes", "edges" and "labelled" (1.0 when there are
-        none)."""
+        """Largest part over the mean, for "nodes", "edges", "labelled" and, in a vertex cut, "held"
+        (1.0 when there are none)."""
         counts = {"nodes": self.nodes, "edges": self.edges, "labelled": self.labelled}
-        return {key: _imbalance(values) for key, values in counts.items()}
+        if self.placement == VERTEX_CUT:
+            counts["held"] = self.held
+        return {key: imbalance_of(values) for key, values in counts.items()}
+
+    @property
+    def replication(self) -> float:
+        """The replication factor: in how many parts a node is held, in the mean."""
+        return sum(self.held) / sum(self.nodes)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -55,55 +69,84 @@ class PartitionReport:
             found.append(f"{len(empty)} of {len(self.nodes)} parts have no nodes: {names}")
         for key, value in self.imbalance.items():
             if value > MAX_IMBALANCE:
-                what = "labelled nodes" if key == "labelled" else key
+                what = {"labelled": "labelled nodes", "held": "held nodes"}.get(key, key)
                 found.append(f"{what} are uneven: the largest part has {value:.2f} times the mean")
         return tuple(found)
 
     def table(self) -> Table:
         """For printing with rich: a row a part, then totals, then imbalances."""
-        table = Table(title=f"{escape(self.name)}: {len(self.nodes)} parts")
-        for heading in ("part", "nodes", "in-edges", "labelled", "halo rows"):
-            table.add_column(heading, justify="right")
-        columns = (self.nodes, self.edges, self.labelled, self.halo)
-        for k, row in enumerate(zip(*columns)):
+        cut = self.placement == VERTEX_CUT
+        columns = {
+            "nodes": self.nodes,
+            "edges" if cut else "in-edges": self.edges,
+            "labelled": self.labelled,
+            **({"held": self.held} if cut else {}),
+            "halo rows": self.halo,
+            **({"partial rows": self.partial} if cut else {}),
+        }
+        imbalances = [f"{value:.3f}" for value in self.imbalance.values()]
+        title = f"{escape(self.name)}: {len(self.nodes)} parts"
+        table = Table("part", *columns, title=f"{title}, vertex cut" if cut else title)
+        for column in table.columns:
+            column.justify = "right"
+        for k, row in enumerate(zip(*columns.values())):
             table.add_row(str(k), *(f"{count:,}" for count in row))
         table.add_section()
-        table.add_row("all", *(f"{sum(column):,}" for column in columns))
-        table.add_row("max/mean", *(f"{value:.3f}" for value in self.imbalance.values()), "")
-        share = self.edge_cut / self.num_edges if self.num_edges else 0.0
-        cut = f"edge cut {self.edge_cut:,} of {self.num_edges:,} edges ({share:.1%})"
-        table.caption = "\n".join([cut, *map(escape, self.types)])
+        table.add_row("all", *(f"{sum(counts):,}" for counts in columns.values()))
+        table.add_row("max/mean", *imbalances)
+        table.caption = "\n".join([self._caption(), *map(escape, self.types)])
         return table
 
+    def _caption(self) -> str:
+        replication = f"replication factor {self.replication:.3f}"
+        if self.placement == VERTEX_CUT:
+            return f"{replication}: in so many parts is a node, in the mean"
+        share = self.edge_cut / self.num_edges if self.num_edges else 0.0
+        cut = f"edge cut {self.edge_cut:,} of {self.num_edges:,} edges ({share:.1%})"
+        return f"{cut}, {replication}"
 
-def _imbalance(counts: tuple[int, ...]) -> float:
+
+def imbalance_of(counts: tuple[int, ...]) -> float:
+    """The largest over the mean; 1.0 when all are 0."""
     return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0
 
 
-def partition_report(graph: WholeGraph, part: Tensor, num_parts: int) -> PartitionReport:
-    """Count; part: int [N], values in 0 .. num_parts - 1."""
+def partition_report(
+    graph: WholeGraph, part: Tensor, num_parts: int, edge_part: Tensor | None = None
+) -> PartitionReport:
+    """Count; part: int [N] of each node, edge_part: int [E] of each edge of a vertex cut, values in
+    0 .. num_parts - 1."""
     owner = part.numpy()
     src, dst = graph.edge_index.numpy()
-    halo, edges, cut = [], [], 0
-    offsets, order = group_by(owner[dst], num_parts)
+    offsets, order = group_by(owner[dst] if edge_part is None else edge_part.numpy(), num_parts)
+    nodes = _counts(owner, num_parts)
+    halo, partial, held = [], [], []
     for k in range(num_parts):
-        sources = src[order[offsets[k] : offsets[k + 1]]]
-        remote = sources[owner[sources] != k]
-        needed = np.zeros(graph.num_nodes, dtype=bool)
-        needed[remote] = True
-        halo.append(int(needed.sum()))
-        edges.append(sources.size)
-        cut += remote.size
-    marked = labelled(graph).numpy()
+        edges = order[offsets[k] : offsets[k + 1]]
+        # Of nodes of other parts, as far as they are ends of its edges.
+        is_source, is_target = (_marked(ids[edges], owner, k) for ids in (src, dst))
+        halo.append(int(is_source.sum()))
+        partial.append(int(is_target.sum()))
+        held.append(nodes[k] + int((is_source | is_target).sum()))
     return PartitionReport(
         name=graph.name,
-        nodes=_counts(owner, num_parts),
-        edges=tuple(edges),
-        labelled=_counts(owner[marked], num_parts),
+        nodes=nodes,
+        edges=tuple(np.diff(offsets).tolist()),
+        labelled=_counts(owner[labelled(graph).numpy()], num_parts),
         halo=tuple(halo),
-        edge_cut=cut,
+        partial=tuple(partial),
+        held=tuple(held),
+        edge_cut=int((owner[src] != owner[dst]).sum()),
         num_edges=graph.num_edges,
+        placement=DESTINATION if edge_part is None else VERTEX_CUT,
     )
+
+
+def _marked(ids: NDArray[np.integer], owner: NDArray[np.integer], k: int) -> NDArray[np.bool_]:
+    """bool [N]: which nodes that part k does not own are among `ids`."""
+    marked = np.zeros(owner.size, dtype=bool)
+    marked[ids[owner[ids] != k]] = True
+    return marked
 
 
 def _counts(owner: np.ndarray, num_parts: int) -> tuple[int, ...]:
