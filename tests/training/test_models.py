@@ -25,14 +25,14 @@ def _outputs(group: Group, name: str, norm: str) -> list[torch.Tensor | None]:
     data = small()
     data.x = data.x.double()
     graph = share(data, group)
-    model = fullgraph.convert(_build(name, hidden=5, dropout=0.0, norm=norm))
+    model = fullgraph.convert(_build(name, hidden=8, dropout=0.0, norm=norm))
     return [graph.gather(run_model(model.train(mode), graph)) for mode in (True, False)]
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_models_match_plain_pyg(name: str) -> None:
     norm = "none" if name == "sgc" else "batch"
-    model, data = _build(name, hidden=5, dropout=0.0, norm=norm), small()
+    model, data = _build(name, hidden=8, dropout=0.0, norm=norm), small()
     x = data.x.double()
     expected = [model.train(mode)(x, data.edge_index).detach() for mode in (True, False)]
     ours = run_ranks(_outputs, 2, name, norm)[0]
@@ -65,7 +65,8 @@ def test_edge_weights_of_the_graph_are_used(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "gat"}, "model 'gat' is unknown; choose one of gcn, sage, gin"),
+        ({"name": "gatt"}, "model 'gatt' is unknown; choose one of gcn, sage, gin, gat"),
+        ({"name": "gat", "hidden": 6}, "hidden must be a multiple of heads for gat, got 6 and 4"),
         ({"norm": "instance"}, "norm 'instance' is unknown"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),

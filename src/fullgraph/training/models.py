@@ -39,6 +39,7 @@ class ModelOptions:
         dropout: before every layer but the first, in training.
         input_dropout: on the input features, before the first layer.
         norm: between layers: "none", "batch" or "layer".
+        heads: of "gat", which share the columns between layers; the last layer takes their mean.
     """
 
     name: str = "sage"
@@ -47,6 +48,7 @@ class ModelOptions:
     dropout: float = 0.5
     input_dropout: float = 0.0
     norm: str = "none"
+    heads: int = 4
 
     def validate(self) -> None:
         """Raises ValueError naming the option."""
@@ -54,7 +56,7 @@ class ModelOptions:
             raise ValueError(f"model {self.name!r} is unknown; choose one of {', '.join(MODELS)}")
         if self.norm not in NORMS:
             raise ValueError(f"norm {self.norm!r} is unknown; choose one of {', '.join(NORMS)}")
-        for key in ("layers", "hidden"):
+        for key in ("layers", "hidden", "heads"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
         for key in ("dropout", "input_dropout"):
@@ -64,6 +66,10 @@ class ModelOptions:
                 )
         if self.name == "sgc" and self.norm != "none":
             raise ValueError("norm: sgc is one linear layer, with nothing to normalise")
+        if self.name == "gat" and self.hidden % self.heads:
+            raise ValueError(
+                f"hidden must be a multiple of heads for gat, got {self.hidden} and {self.heads}"
+            )
 
 
 def build_model(options: ModelOptions, in_channels: int, out_channels: int) -> torch.nn.Module:
@@ -112,6 +118,10 @@ class GIN(_InputDropout, pyg.models.GIN):
     """Layers of GINConv, each with a perceptron of two layers."""
 
 
+class GAT(_InputDropout, pyg.models.GAT):
+    """Layers of GATConv; arXiv 1710.10903. Dropout is on the attention, too."""
+
+
 class GraphConvNet(_InputDropout, BasicGNN):
     """Layers of GraphConv."""
 
@@ -157,12 +167,16 @@ class Perceptron(_InputDropout, _Perceptron):
     """An MLP that ignores the edges, or APPNP (arXiv 1810.05997)."""
 
 
-def _gnn(kind: type[torch.nn.Module]) -> Callable[[ModelOptions, int, int], torch.nn.Module]:
+def _gnn(
+    kind: type[torch.nn.Module], *more: str
+) -> Callable[[ModelOptions, int, int], torch.nn.Module]:
+    """more: options that this kind takes besides."""
+
     def build(options: ModelOptions, in_channels: int, out_channels: int) -> torch.nn.Module:
         norm, norm_kwargs = NORMS[options.norm]
         model: Any = kind(
             in_channels, options.hidden, options.layers, out_channels, dropout=options.dropout,
-            norm=norm, norm_kwargs=norm_kwargs,
+            norm=norm, norm_kwargs=norm_kwargs, **{name: getattr(options, name) for name in more},
         )  # fmt: skip
         model.input_dropout = options.input_dropout
         return model
@@ -195,6 +209,7 @@ MODELS: dict[str, Callable[[ModelOptions, int, int], torch.nn.Module]] = {
     "gcn": _gnn(GCN),
     "sage": _gnn(GraphSAGE),
     "gin": _gnn(GIN),
+    "gat": _gnn(GAT, "heads"),
     "graphconv": _gnn(GraphConvNet),
     "sgc": _sgc,
     "appnp": _perceptron(steps=10),
