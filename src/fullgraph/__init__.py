@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fullgraph.comm.load import LoadError as LoadError
     from fullgraph.comm.load import load as load
     from fullgraph.comm.schedule import Schedule as Schedule
+    from fullgraph.comm.schedule import delayed as delayed
+    from fullgraph.comm.schedule import local as local
     from fullgraph.comm.schedule import oneshot as oneshot
     from fullgraph.comm.schedule import sequential as sequential
     from fullgraph.nn.convert import UnsupportedLayerError as UnsupportedLayerError
@@ -42,7 +44,7 @@ _HOME = {
     "comm.group": "CommError Group init",
     "comm.hetero": "DistributedHeteroGraph",
     "comm.load": "LoadError load",
-    "comm.schedule": "Schedule oneshot sequential",
+    "comm.schedule": "Schedule delayed local oneshot sequential",
     "nn.convert": "UnsupportedLayerError convert",
     "nn.sign": "sign",
     "ops.aggregate": "aggregate",

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
+from fullgraph.comm.exchange import wire_dtype
 from fullgraph.comm.group import Group
 from fullgraph.comm.placed_edges import PlacedEdges, check_placement
 from fullgraph.comm.placement import DESTINATION, Placement
 from fullgraph.comm.plan import ExchangePlan
 from fullgraph.comm.schedule import Schedule, sequential
+from fullgraph.comm.stale import StaleRows
 from fullgraph.comm.targets import Targets
 from fullgraph.comm.traffic import Traffic
 from fullgraph.graph.blocks import Block, Ownership, build_blocks, edge_field, make_block
@@ -110,6 +112,8 @@ class DistributedGraph:
     Attributes:
         group: the ranks that share the graph.
         schedule: how exchange and compute interleave.
+        wire: the dtype that rows travel in: "float32" (their own) or "bf16".
+        stale: what an approximate schedule keeps from one training pass to the next.
         max_block_bytes: the largest message of rows.
         meta: what is known of the whole graph.
         node_id: int64 [n], original ids of the owned rows.
@@ -155,6 +159,8 @@ class DistributedGraph:
     types: dict[str, OwnedNodes] | None = field(default=None, repr=False)
     placement: Placement = DESTINATION
     targets: Targets | None = field(default=None, repr=False)
+    wire: str = "float32"
+    stale: StaleRows = field(default_factory=StaleRows, repr=False)
 
     @staticmethod
     def build(
@@ -163,6 +169,7 @@ class DistributedGraph:
         schedule: str | Schedule | None = None,
         max_block_bytes: int = DEFAULT_BLOCK_BYTES,
         placement: str | Placement | None = None,
+        wire: str = "float32",
     ) -> DistributedGraph:
         """This rank's share of a partitioned graph; every rank of the group calls it.
 
@@ -181,8 +188,9 @@ class DistributedGraph:
                 "DistributedHeteroGraph.build"
             )
         chosen = sequential() if schedule is None else Schedule.parse(schedule)
+        wire_dtype(wire)
         placed_as = Placement.parse(meta.placement if placement is None else placement)
-        check_agreement(group, f"{meta.fingerprint} {chosen} {max_block_bytes} {placed_as}")
+        check_agreement(group, f"{meta.fingerprint} {chosen} {max_block_bytes} {placed_as} {wire}")
         check_placement(partitioned, placed_as, group.size)
         ownership = Ownership.balance(meta, group.size)
         parts = _own_parts(partitioned, ownership, group.rank)
@@ -211,6 +219,7 @@ class DistributedGraph:
             _partitioned=partitioned,
             placement=placed_as,
             targets=targets,
+            wire=wire,
         )
         graph.count_in_degrees()
         return graph
@@ -467,6 +476,7 @@ class DistributedGraph:
             self.plan, send_rows=tuple(rows.to(device) for rows in self.plan.send_rows)
         )
         view.targets = None if self.targets is None else self.targets.to(device)
+        view.stale = StaleRows()
         view._kept, view._looped, view._reversed = {}, None, None
         view.layer_cache = weakref.WeakKeyDictionary()
         for name in PER_EDGE:
@@ -475,10 +485,19 @@ class DistributedGraph:
             view.in_degree = self.in_degree.to(device)
         return view
 
-    def with_schedule(self, schedule: str | Schedule) -> DistributedGraph:
-        """The same graph under another schedule; edges, rows and the account are shared."""
+    @property
+    def exact(self) -> bool:
+        """Whether training on it gives what one process gives."""
+        return self.schedule.exact and self.wire == "float32"
+
+    def with_schedule(self, schedule: str | Schedule, wire: str | None = None) -> DistributedGraph:
+        """The same graph under another schedule, and wire where given; edges, rows and the account
+        are shared, and nothing that is stale."""
         view = copy.copy(self)
-        view.schedule = Schedule.parse(schedule)
+        view.schedule, view.stale = Schedule.parse(schedule), StaleRows()
+        if wire is not None and wire != self.wire:
+            wire_dtype(wire)
+            view.wire, view._kept = wire, {}
         view._looped, view._reversed, view.layer_cache = None, None, weakref.WeakKeyDictionary()
         return view
 

@@ -13,12 +13,28 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fullgraph.comm.group import Group
 from fullgraph.comm.plan import Message, Tick
 from fullgraph.comm.traffic import Flow, Traffic
+
+WIRES = {"float32": None, "bf16": torch.bfloat16}
+
+
+def wire_dtype(wire: str) -> torch.dtype | None:
+    """What rows are rounded to on their way; None for their own dtype.
+
+    Raises ValueError for a wire that there is not.
+    """
+    if wire not in WIRES:
+        raise ValueError(
+            "wire must be 'float32', where rows travel in their own dtype, or, approximately, "
+            f"'bf16'; got {wire!r}"
+        )
+    return WIRES[wire]
 
 
 @dataclass
@@ -34,6 +50,7 @@ class Exchange:
         meanwhile: work that needs nothing remote, done once the first messages are under way.
         take_reply: uses the reply to an outgoing message; None: there are no replies.
         allot_reply: a buffer for the reply to an outgoing message; by default that of `allot`.
+        wire: the dtype of floating-point rows on their way, where theirs is wider; None: theirs.
     """
 
     group: Group
@@ -46,6 +63,7 @@ class Exchange:
     meanwhile: Callable[[], None]
     take_reply: Callable[[Message, Tensor], None] | None = None
     allot_reply: Callable[[Message], Tensor] | None = None
+    wire: torch.dtype | None = None
 
     def run(self, ticks: Iterable[Tick], prefetch: int) -> None:
         flying: deque[_Flight] = deque()
@@ -70,10 +88,15 @@ class Exchange:
     ) -> _Flight:  # fmt: skip
         flight = _Flight(out, into)
         if out is not None:
-            flight.leaving = self.make(out) if leaving is None else leaving
+            leaving = self.make(out) if leaving is None else leaving
+            flight.leaving = leaving.to(self._on_wire(leaving.dtype))
             self.traffic.sent[self._flow(out)] += flight.leaving.nbytes
         if into is not None:
-            flight.arriving = allot(into)
+            flight.place = allot(into)
+            flight.arriving = flight.place
+            dtype = self._on_wire(flight.place.dtype)
+            if dtype != flight.place.dtype:
+                flight.arriving = torch.empty_like(flight.place, dtype=dtype)
         flight.receive, flight.send = self.group.post(
             _move(flight.arriving, into), _move(flight.leaving, out)
         )
@@ -102,7 +125,14 @@ class Exchange:
             if flight.receive is not None:
                 self.group.wait(flight.receive, self._operation("receiving", flight.into, "from"))
             self.traffic.received[self._flow(flight.into)] += flight.arriving.nbytes
-        return flight.arriving
+            if flight.place is not None and flight.place is not flight.arriving:
+                flight.place.copy_(flight.arriving)
+                flight.arriving = None
+        return flight.place
+
+    def _on_wire(self, dtype: torch.dtype) -> torch.dtype:
+        is_wide = dtype.is_floating_point and self.wire and dtype.itemsize > self.wire.itemsize
+        return self.wire if self.wire is not None and is_wide else dtype
 
     def _left(self, flight: _Flight) -> None:
         if flight.out is not None and flight.send is not None:
@@ -128,10 +158,11 @@ def _move(tensor: Tensor | None, message: Message | None) -> tuple[Tensor, int] 
 
 @dataclass
 class _Flight:
-    """A posted tick."""
+    """A posted tick. ``place``: where what arrives goes; ``arriving``: what it arrives in."""
 
     out: Message | None
     into: Message | None
+    place: Tensor | None = None
     arriving: Tensor | None = None
     receive: dist.Work | None = None
     leaving: Tensor | None = None

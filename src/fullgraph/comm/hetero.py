@@ -21,9 +21,11 @@ from fullgraph.comm.distributed import (
     gather_rows,
     join,
 )
+from fullgraph.comm.exchange import wire_dtype
 from fullgraph.comm.group import Group
 from fullgraph.comm.plan import ExchangePlan
 from fullgraph.comm.schedule import Schedule, sequential
+from fullgraph.comm.stale import StaleRows
 from fullgraph.comm.traffic import Traffic
 from fullgraph.graph.blocks import Ownership, build_blocks
 from fullgraph.graph.parts import MASK, GraphMeta, NodeTypeMeta, Partitioned
@@ -129,6 +131,8 @@ class DistributedHeteroGraph:
     _parts: TypedParts = field(repr=False)
     traffic: Traffic = field(default_factory=Traffic)
     _union: DistributedGraph | None = field(default=None, repr=False)
+    wire: str = "float32"
+    stale: StaleRows = field(default_factory=StaleRows, repr=False)
 
     @staticmethod
     def build(
@@ -136,6 +140,7 @@ class DistributedHeteroGraph:
         group: Group,
         schedule: str | Schedule | None = None,
         max_block_bytes: int = DEFAULT_BLOCK_BYTES,
+        wire: str = "float32",
     ) -> DistributedHeteroGraph:
         """This rank's share of a partitioned graph; every rank of the group calls it.
 
@@ -147,7 +152,8 @@ class DistributedHeteroGraph:
         if not meta.node_types:
             raise ValueError(f"graph {meta.name!r} has no types of nodes: use DistributedGraph")
         chosen = sequential() if schedule is None else Schedule.parse(schedule)
-        check_agreement(group, f"{meta.fingerprint} {chosen} {max_block_bytes}")
+        wire_dtype(wire)
+        check_agreement(group, f"{meta.fingerprint} {chosen} {max_block_bytes} {wire}")
         hetero = DistributedHeteroGraph(
             group=group,
             meta=meta,
@@ -157,6 +163,7 @@ class DistributedHeteroGraph:
             nodes={},
             edge_index_dict={},
             _parts=TypedParts(partitioned),
+            wire=wire,
         )
         own = hetero._own_parts()
         held = [hetero._parts.split(k) for k in own]  # read once for all types and relations
@@ -217,6 +224,8 @@ class DistributedHeteroGraph:
             _partitioned=view,
             traffic=self.traffic,
             source_ownership=source_ownership,
+            wire=self.wire,
+            stale=self.stale,
         )
 
     # Types -------------------------------------------------------------------------------------
@@ -380,17 +389,35 @@ class DistributedHeteroGraph:
             )
             view.edge_index_dict[key].types = view.nodes
         view._union = None if self._union is None else self._union.to(device)
+        view.stale = StaleRows()
+        view._share_stale()
         return view
 
-    def with_schedule(self, schedule: str | Schedule) -> DistributedHeteroGraph:
-        """The same graph under another schedule; edges, rows and the account are shared."""
+    @property
+    def exact(self) -> bool:
+        """Whether training on it gives what one process gives."""
+        return self.schedule.exact and self.wire == "float32"
+
+    def with_schedule(
+        self, schedule: str | Schedule, wire: str | None = None
+    ) -> DistributedHeteroGraph:
+        """The same graph under another schedule, and wire where given; edges, rows and the account
+        are shared, and nothing that is stale."""
         view = copy.copy(self)
         view.schedule = chosen = Schedule.parse(schedule)
+        view.wire, view.stale = self.wire if wire is None else wire, StaleRows()
         view.edge_index_dict = {
-            key: graph.with_schedule(chosen) for key, graph in self.edge_index_dict.items()
+            key: graph.with_schedule(chosen, wire) for key, graph in self.edge_index_dict.items()
         }
-        view._union = None if self._union is None else self._union.with_schedule(chosen)
+        if self._union is not None:
+            view._union = self._union.with_schedule(chosen, wire)
+        view._share_stale()
         return view
+
+    def _share_stale(self) -> None:
+        for graph in (*self.edge_index_dict.values(), self._union):
+            if graph is not None:
+                graph.stale = self.stale
 
     def forget(self) -> None:
         """Drop what was kept from step to step. Every rank calls it, after a change to features."""

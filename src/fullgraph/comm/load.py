@@ -26,7 +26,7 @@ class LoadError(ValueError):
 def load(
     source: Any, *, group: Group | None = None, schedule: str | Schedule | None = None,
     parts: int | None = None, method: str = "metis", seed: int = 0,
-    max_block_bytes: int = DEFAULT_BLOCK_BYTES, **read_options: Any,
+    max_block_bytes: int = DEFAULT_BLOCK_BYTES, wire: str = "float32", **read_options: Any,
 ) -> Any:  # fmt: skip
     """This rank's share of a graph. Every rank of the group calls it with the same arguments.
 
@@ -38,10 +38,13 @@ def load(
         source: a partitioned folder, or what `read` accepts: a PyG `Data` or `HeteroData`, an
             `.npz`, "pyg:Cora", "ogb:ogbn-arxiv", "planted:nodes=1e5,edges=1e6".
         group: what `init` returned; by default the default group of torch.distributed.
-        schedule: "sequential" (default) or "oneshot"; see `Schedule`.
+        schedule: "sequential" (default) or "oneshot"; or, approximately, "delayed:r" or "local".
+            See `Schedule`.
         parts: how many parts to make, by default one a rank. Not for a partitioned folder.
         method, seed: of partitioning: "metis", "random" or "contiguous".
         max_block_bytes: the largest message of rows.
+        wire: the dtype that rows and their gradients travel in: "float32", their own whatever it
+            is, or "bf16", which is approximate.
         read_options: for `read`, such as `split`.
 
     Returns:
@@ -56,7 +59,7 @@ def load(
         if parts is not None:
             raise ValueError(f"parts={parts} given for {source}, which is partitioned already")
         folder = PartitionedFolder.open(source)
-        return share(folder, group, schedule, max_block_bytes)
+        return share(folder, group, schedule, max_block_bytes, wire)
     parts = group.size if parts is None else parts
     if parts < group.size:
         raise ValueError(
@@ -64,20 +67,22 @@ def load(
         )
     if group.size == 1:
         whole = partition(read(source, **read_options), parts, method=method, seed=seed)
-        return share(whole, group, schedule, max_block_bytes)
+        return share(whole, group, schedule, max_block_bytes, wire)
     return _through_folder(
-        group, source, parts, method, seed, read_options, schedule, max_block_bytes
+        group, source, parts, method, seed, read_options, schedule, max_block_bytes, wire
     )
 
 
 def share(
     partitioned: Partitioned, group: Group, schedule: str | Schedule | None = None,
-    max_block_bytes: int = DEFAULT_BLOCK_BYTES,
+    max_block_bytes: int = DEFAULT_BLOCK_BYTES, wire: str = "float32",
 ) -> DistributedGraph | DistributedHeteroGraph:  # fmt: skip
     """This rank's share of a partitioned graph; the second where its nodes have types."""
     if partitioned.meta.node_types:
-        return DistributedHeteroGraph.build(partitioned, group, schedule, max_block_bytes)
-    return DistributedGraph.build(partitioned, group, schedule, max_block_bytes)
+        return DistributedHeteroGraph.build(
+            partitioned, group, schedule, max_block_bytes, wire=wire
+        )
+    return DistributedGraph.build(partitioned, group, schedule, max_block_bytes, wire=wire)
 
 
 def is_folder(source: Any) -> bool:
@@ -87,7 +92,7 @@ def is_folder(source: Any) -> bool:
 
 def _through_folder(
     group: Group, source: Any, parts: int, method: str, seed: int, read_options: dict[str, Any],
-    schedule: str | Schedule | None, max_block_bytes: int,
+    schedule: str | Schedule | None, max_block_bytes: int, wire: str,
 ) -> DistributedGraph | DistributedHeteroGraph:  # fmt: skip
     """Rank 0 partitions into a temporary folder, all open it, and it is removed: what is mapped
     into memory stays readable."""
@@ -109,7 +114,7 @@ def _through_folder(
                 "the graph into a folder on a disk that all hosts share, and load that"
             )
         opened = _OpenParts(PartitionedFolder.open(path))
-        graph = share(opened, group, schedule, max_block_bytes)
+        graph = share(opened, group, schedule, max_block_bytes, wire)
         group.all_reduce(torch.zeros(1), "the end of loading")
         return graph
     finally:

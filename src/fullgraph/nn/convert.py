@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -52,7 +53,10 @@ class Converted:
             check_same_parameters(self, graph.group)  # type: ignore[arg-type]
             self.parameters_checked = True
         _note_types(graph, [*args, *kwargs.values()])
-        with RowFunctions(graph, self.dropout_seed, self.dropout_step) as rows:
+        with (
+            _training_pass(self, graph),
+            RowFunctions(graph, self.dropout_seed, self.dropout_step) as rows,
+        ):
             out = inner(*args, **kwargs)
         self.dropout_step += rows.num_dropouts > 0
         if isinstance(graph, SeedGraphs) and rows.num_layers != len(graph):
@@ -207,6 +211,14 @@ def _check_other(module: Any, alone: bool) -> str | None:
 
 def _of_pyg(module: torch.nn.Module) -> bool:
     return type(module).__module__.startswith("torch_geometric.nn")
+
+
+def _training_pass(model: Converted, graph: Graph) -> AbstractContextManager[None]:
+    """In which an approximate schedule is approximate; evaluation is exact."""
+    stale = graph.base.stale if isinstance(graph, SeedGraphs) else graph.stale
+    if model.training and torch.is_grad_enabled():
+        return stale.training_pass(model)
+    return nullcontext()
 
 
 def _find_graph(values: list[Any]) -> Graph | None:

@@ -9,6 +9,7 @@ Letters: n owned rows, E edges on this rank, F columns.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -180,8 +181,9 @@ class SGConv(_Normalized, pyg.SGConv):
         narrow_first = _narrows(self.lin) and not self.cached and not edge_index.is_static(x)
         if narrow_first:
             x = F.linear(x, self.lin.weight)
-        for _ in range(self.K):
-            x = self._aggregate(edge_index, x, edge_weight)
+        with edge_index.stale.fresh() if self.cached else nullcontext():
+            for _ in range(self.K):
+                x = self._aggregate(edge_index, x, edge_weight)
         if self.cached:
             edge_index.layer_cache[self._cache_key] = x
         if not narrow_first:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgraph.comm.stale import Call
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.ops.edge_list import EdgeList
 from fullgraph.ops.halo import for_each_source, send_to_sources
@@ -18,23 +19,25 @@ from fullgraph.ops.halo import for_each_source, send_to_sources
 MIN_EDGES = 64
 
 
-def _gather(edges: EdgeList, rows: Tensor, layer: str) -> Tensor:
+def _gather(edges: EdgeList, rows: Tensor, layer: str | Call) -> tuple[Tensor, Call]:
     """[E, F] from [m, F]."""
     graph = edges.graph
-    out = rows.new_empty(edges.num_edges, rows.shape[1])
+    out = rows.new_zeros(edges.num_edges, rows.shape[1])  # as some may be left out
     limit = max(MIN_EDGES, graph.max_rows(rows.element_size() * rows.shape[1]))
 
     def use(block: Block, chunk: Chunk, sources: Tensor) -> None:
         for piece in edges.pieces(block, chunk, limit):
             out[piece.position] = sources[piece.source]
 
-    for_each_source(graph, rows, use, layer=layer)
+    call = for_each_source(graph, rows, use, layer=layer)
     for piece in edges.added_loops(limit):
         out[piece.position] = rows[piece.source]
-    return out
+    return out, call
 
 
-def _scatter(edges: EdgeList, values: Tensor, layer: str) -> Tensor:
+def _scatter(
+    edges: EdgeList, values: Tensor, layer: str | Call, as_is: bool = False
+) -> tuple[Tensor, Call]:
     """[m, F], summed from [E, F]."""
     graph = edges.graph
     out = values.new_zeros(graph.num_sources, values.shape[1])
@@ -44,10 +47,10 @@ def _scatter(edges: EdgeList, values: Tensor, layer: str) -> Tensor:
         for piece in edges.pieces(block, chunk, limit):
             sources.index_add_(0, piece.source, values[piece.position])
 
-    send_to_sources(graph, out, fill, layer=layer)
+    call = send_to_sources(graph, out, fill, layer=layer, as_is=as_is)
     for piece in edges.added_loops(limit):
         out.index_add_(0, piece.source, values[piece.position])
-    return out
+    return out, call
 
 
 class _Gather(torch.autograd.Function):
@@ -55,13 +58,14 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, edges: EdgeList, layer: str) -> Tensor:
-        ctx.edges, ctx.layer = edges, layer
-        return _gather(edges, rows, layer)
+        out, ctx.call = _gather(edges, rows, layer)
+        ctx.edges = edges
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _scatter(ctx.edges, grad.contiguous(), ctx.layer), None, None
+        return _scatter(ctx.edges, grad.contiguous(), ctx.call)[0], None, None
 
 
 class _Scatter(torch.autograd.Function):
@@ -69,13 +73,14 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, edges: EdgeList, layer: str) -> Tensor:
-        ctx.edges, ctx.layer = edges, layer
-        return _scatter(edges, values, layer)
+        out, ctx.call = _scatter(edges, values, layer)
+        ctx.edges = edges
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _gather(ctx.edges, grad.contiguous(), ctx.layer), None, None
+        return _gather(ctx.edges, grad.contiguous(), ctx.call)[0], None, None
 
 
 def gather_from_sources(edges: EdgeList, rows: Tensor, layer: str = "-") -> Tensor:
@@ -104,7 +109,10 @@ def sum_to_sources(edges: EdgeList, values: Tensor, layer: str = "-") -> Tensor:
             f"got shape {tuple(values.shape)}"
         )
     flat = values.reshape(values.shape[0], values.shape[1:].numel()).contiguous()
-    if not flat.is_floating_point():
-        flat = flat.double()
-    out = _Scatter.apply(flat, edges, layer).to(values.dtype)
-    return out.view(-1, *values.shape[1:])
+    if values.requires_grad:
+        out = _Scatter.apply(flat, edges, layer)
+    else:  # degrees and the like, which stay those of the whole graph
+        is_whole = not values.is_floating_point()
+        with edges.graph.stale.fresh():
+            out = _scatter(edges, flat.double() if is_whole else flat, layer, as_is=is_whole)[0]
+    return out.to(values.dtype).view(-1, *values.shape[1:])
