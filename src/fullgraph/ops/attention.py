@@ -199,7 +199,7 @@ class _Gat(torch.autograd.Function):
                 accumulate=block is not sources.own_block, slope=options.extra["slope"],
             )  # fmt: skip
 
-        for_each_source(graph, sources.rows, use, layer=options.layer, halo=halo)
+        ctx.call = for_each_source(graph, sources.rows, use, layer=options.layer, halo=halo)
         out = softmax.out.view(shape).to(rows.dtype)
         ctx.options, ctx.widths = options, widths
         ctx.save_for_backward(
@@ -238,7 +238,7 @@ class _Gat(torch.autograd.Function):
                 dropout=options.dropout_of(block.edges), slope=options.extra["slope"],
             )  # fmt: skip
 
-        fetch_and_send_back(graph, sources.rows, grads.rows, use, layer=options.layer, halo=halo)
+        fetch_and_send_back(graph, sources.rows, grads.rows, use, layer=ctx.call, halo=halo)
         return (
             zeros.to(out.dtype), dtarget_logit.to(target_logit.dtype),
             None if dedge_logit is None else dedge_logit.to(edge_logit.dtype), None,
@@ -297,7 +297,7 @@ class _Scored(torch.autograd.Function):
                     col_offset=piece.col_offset, accumulate=accumulate, **options.extra,
                 )  # fmt: skip
 
-        for_each_source(graph, sources.rows, use, layer=options.layer, halo=halo)
+        ctx.call = for_each_source(graph, sources.rows, use, layer=options.layer, halo=halo)
         out = softmax.out.view(-1, *tensors[0].shape[1:]).to(tensors[0].dtype)
         ctx.kind, ctx.options = kind, options
         ctx.shapes = [x.shape for x in tensors]
@@ -342,7 +342,7 @@ class _Scored(torch.autograd.Function):
                     index=index, edge=piece.term, dropout=piece.dropout, **options.extra,
                 )  # fmt: skip
 
-        fetch_and_send_back(graph, sources.rows, grads.rows, use, layer=options.layer, halo=halo)
+        fetch_and_send_back(graph, sources.rows, grads.rows, use, layer=ctx.call, halo=halo)
         found = [
             dx.view(shape).to(x.dtype)
             for dx, x, shape in zip([*grads.own, *dtargets], tensors, ctx.shapes)
