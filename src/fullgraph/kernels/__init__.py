@@ -26,6 +26,7 @@ from fullgraph.kernels._attention import (
     head_dots,
 )
 from fullgraph.kernels._checks import validate_csr
+from fullgraph.kernels._cut import choose_owners, libra
 from fullgraph.kernels._edges import (
     extremum,
     extremum_grad_source,
@@ -40,6 +41,7 @@ from fullgraph.kernels._rows import dropout, gather_rows, scatter_add_rows
 __all__ = [
     "EdgeDropout",
     "available_isas",
+    "choose_owners",
     "dot",
     "dot_grad_source",
     "dot_grad_target",
@@ -56,6 +58,7 @@ __all__ = [
     "group_by",
     "head_dots",
     "isa",
+    "libra",
     "max_threads",
     "scatter_add_rows",
     "sddmm",

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "group_by.h"
+#include "libra.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -405,6 +406,33 @@ void bind_group_by(nb::module_& m) {
         "keys"_a.noconvert(), "offsets"_a.noconvert(), "order"_a.noconvert());
 }
 
+template <typename Id>
+void bind_libra(nb::module_& m) {
+    m.def(
+        "libra",
+        [](Vector<const Id> src, Ids offsets, Ids order, int64_t num_parts, uint64_t seed,
+           int64_t max_edges, Vector<int32_t> edge_part, Matrix<int64_t> holders) {
+            nb::gil_scoped_release release;
+            return libra(src.data(), offsets.data(), order.data(), int64_t(holders.shape(0)),
+                         num_parts, seed, max_edges, edge_part.data(),
+                         reinterpret_cast<uint64_t*>(holders.data()));
+        },
+        "src"_a.noconvert(), "offsets"_a.noconvert(), "order"_a.noconvert(), "num_parts"_a,
+        "seed"_a, "max_edges"_a, "edge_part"_a.noconvert(), "holders"_a.noconvert());
+}
+
+void bind_choose_owners(nb::module_& m) {
+    m.def(
+        "choose_owners",
+        [](Matrix<const int64_t> holders, Vector<const uint8_t> labelled, int64_t num_parts,
+           Vector<int32_t> owner) {
+            nb::gil_scoped_release release;
+            choose_owners(reinterpret_cast<const uint64_t*>(holders.data()), labelled.data(),
+                          int64_t(holders.shape(0)), num_parts, owner.data());
+        },
+        "holders"_a.noconvert(), "labelled"_a.noconvert(), "num_parts"_a, "owner"_a.noconvert());
+}
+
 void bind_gather_rows(nb::module_& m) {
     m.def(
         "gather_rows",
@@ -456,6 +484,9 @@ NB_MODULE(_native, m) {
     bind_gather_rows(m);
     bind_group_by<int32_t>(m);
     bind_group_by<int64_t>(m);
+    bind_libra<int32_t>(m);
+    bind_libra<int64_t>(m);
+    bind_choose_owners(m);
     m.def("philox_draws", &philox_draws, "id"_a, "block"_a, "seed"_a, "step"_a, "layer"_a);
     m.def("available_isas", &available_isas);
     m.def("use_isa", &use_isa, "name"_a);
