@@ -1,11 +1,12 @@
-"""Imports inside the package go one way: kernels → graph → comm → ops → nn → training → cli."""
+"""Imports inside the package go one way: kernels → graph → comm → ops → nn → training → planner →
+cli."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-ORDER = ["kernels", "graph", "comm", "ops", "nn", "training", "cli"]
+ORDER = ["kernels", "graph", "comm", "ops", "nn", "training", "planner", "cli"]
 PACKAGE = Path(__file__).parents[1] / "src" / "fullgraph"
 
 

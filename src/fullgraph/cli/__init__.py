@@ -1,4 +1,4 @@
-"""The command line: `fullgraph train`, `predict`, `partition`, `info`.
+"""The command line: `fullgraph train`, `predict`, `partition`, `info`, `plan`.
 
 Commands import torch when they run, so that help and mistyped options are answered at once.
 """
@@ -12,6 +12,7 @@ import typer
 from fullgraph.cli.console import fail
 from fullgraph.cli.info import info
 from fullgraph.cli.partition import partition
+from fullgraph.cli.plan import plan
 from fullgraph.cli.predict import predict
 from fullgraph.cli.train import train
 
@@ -19,7 +20,7 @@ app = typer.Typer(
     help="Train graph neural networks on the whole graph, exactly, on as many workers as it takes.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
-for command in (train, predict, partition, info):
+for command in (train, predict, partition, info, plan):
     app.command()(command)
 
 

@@ -1,0 +1,1 @@
+"""Predicting bytes, memory and seconds of every placement and schedule, and choosing among them."""

@@ -1,0 +1,254 @@
+"""The dry run: a training step of the very code that trains, on tensors that have sizes and no
+contents (on torch's device "meta"), and with a group that has no other end.
+
+What it allocates, sends and spends is therefore what a rank of a real run does: no formula for any
+model, schedule or placement is kept beside the code.
+
+Letters: n owned rows, T targets, E edges, S source rows and D rows of results of a block.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fullgraph.comm.distributed import DEFAULT_BLOCK_BYTES, PER_EDGE, DistributedGraph, Edges
+from fullgraph.comm.plan import ExchangePlan
+from fullgraph.comm.schedule import Schedule
+from fullgraph.comm.targets import Targets
+from fullgraph.graph.blocks import Block, Chunk, Ownership
+from fullgraph.graph.parts import Field, GraphMeta
+from fullgraph.nn.convert import convert
+from fullgraph.planner.figures import GraphFigures, Shares
+from fullgraph.planner.ledger import Ledger
+from fullgraph.planner.rates import Rates
+from fullgraph.planner.shares import mirrors
+from fullgraph.planner.wire import DryGroup, Network
+from fullgraph.training.models import run_model
+
+BUILD_BYTES_AN_EDGE = 32  # that building a block holds for a moment
+LOOP_BYTES_AN_EDGE = 52  # that giving the own block its self-loops does
+MAX_MESSAGES = 128  # of an exchange; more would take long, and change next to nothing
+FILE_BYTES_AN_EDGE = 8  # sources and targets, read from a part that stays mapped
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What one rank does in an epoch of training; bytes and seconds.
+
+    ``data``: what it holds before the first epoch; ``peak``: the most it ever holds, data
+    included. ``sent``: by exchanges of layers, in an epoch that is not the first; ``compute``:
+    those of ``seconds`` in which it works.
+    """
+
+    data: int
+    peak: int
+    sent: int
+    seconds: float
+    compute: float
+
+
+def dry_run(
+    figures: GraphFigures, shares: Shares, rank: int, build_model: Callable[[], torch.nn.Module],
+    schedule: str | Schedule, rates: Rates, network: Network,
+    max_block_bytes: int = DEFAULT_BLOCK_BYTES,
+) -> DryRun:  # fmt: skip
+    """Two epochs of training of one rank.
+
+    Args:
+        build_model: makes the model, not yet converted.
+        max_block_bytes: of a message; of a very large graph, where there would be thousands in an
+            exchange, they are taken larger.
+    """
+    ledger = Ledger(rates)
+    rows = sum(shares.gather[rank]) + sum(shares.reduce[rank])
+    max_block_bytes = max(max_block_bytes, 4 * figures.features * rows // MAX_MESSAGES)
+    with torch.device("meta"), ledger:
+        group = DryGroup(rank, shares.size, network, ledger)
+        graph = _graph(figures, shares, group, Schedule.parse(schedule), max_block_bytes, ledger)
+        data = ledger.live + FILE_BYTES_AN_EDGE * shares.edges(rank)
+        largest = max(block.edges for block in shares.blocks[rank])
+        built = data + BUILD_BYTES_AN_EDGE * largest
+        step = _Step(build_model(), graph, shares.labelled[rank])
+        step.run()
+        start, work = ledger.now, ledger.compute
+        graph.traffic.clear()
+        step.run()
+    peak = max(built, ledger.peak + FILE_BYTES_AN_EDGE * shares.edges(rank))
+    return DryRun(
+        data, peak, graph.traffic.bytes_sent, ledger.now - start, ledger.compute - work
+    )  # fmt: skip
+
+
+class _Step:
+    """Training as `fullgraph.training.fit` does it, but for what depends on contents."""
+
+    def __init__(self, model: torch.nn.Module, graph: DistributedGraph, labelled: int) -> None:
+        self.model, self.graph = convert(model), graph
+        vars(self.model)["parameters_checked"] = True
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.rows = torch.empty(labelled, dtype=torch.int64)
+
+    def run(self) -> None:
+        group = self.graph.group
+        self.model.train()
+        self.optimizer.zero_grad()
+        out = run_model(self.model, self.graph)
+        mask = torch.empty(out.shape[0], dtype=torch.bool)
+        y = torch.empty_like(self.rows)
+        loss = F.cross_entropy(out[self.rows], y, reduction="sum")
+        group.all_reduce(loss.detach().double(), "the loss")
+        loss.backward()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if group.size > 1:
+            group.all_reduce(torch.cat([g.reshape(-1) for g in gradients]), "gradients")
+        self.optimizer.step()
+        del mask
+
+
+# ---- The graph ----------------------------------------------------------------------------------
+
+
+def _graph(
+    figures: GraphFigures, shares: Shares, group: DryGroup, schedule: Schedule,
+    max_block_bytes: int, ledger: Ledger,
+) -> DistributedGraph:  # fmt: skip
+    rank, owned = group.rank, shares.owned[group.rank]
+    blocks: list[Block] = []
+    for q, (rows, sources, edges) in enumerate(shares.blocks[rank]):
+        first = blocks[-1].edges.stop if blocks else 0
+        blocks.append(_block(q, rows, sources, edges, first, q != rank, ledger))
+    fields = [Field("x", "float32", (figures.features,)), Field("y", "int64", ())]
+    if figures.weighted:
+        fields.append(Field("edge_weight", "float32", ()))
+    meta = GraphMeta(
+        name=figures.name, num_nodes=figures.nodes, num_edges=figures.edges,
+        num_features=figures.features, num_classes=figures.classes, num_parts=shares.size,
+        part_nodes=shares.owned, part_edges=tuple(map(shares.edges, range(shares.size))),
+        part_labelled=shares.labelled, fields=tuple(fields), fingerprint="",
+    )  # fmt: skip
+    targets = None
+    if shares.placement.splits:
+        plan = _plan(rank, shares.reduce)
+        num_targets = owned + sum(plan.num_needed)
+        targets = Targets(plan, None, _ints(num_targets))  # type: ignore[arg-type]
+    return _DryGraph(
+        group=group, meta=meta, schedule=schedule, max_block_bytes=max_block_bytes,
+        ownership=Ownership.of_parts(range(shares.size + 1), shares.owned),
+        plan=_plan(rank, shares.gather), edges=Edges(blocks), node_id=_ints(owned),
+        x=torch.empty(owned, figures.features), y=_ints(owned),
+        masks={name: torch.empty(owned, dtype=torch.bool) for name in ("train", "val", "test")},
+        _partitioned=None,  # type: ignore[arg-type]
+        placement=shares.placement, targets=targets, ledger=ledger, shares=shares,
+    )  # fmt: skip
+
+
+def _ints(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _plan(rank: int, counts: tuple[tuple[int, ...], ...]) -> ExchangePlan:
+    send_rows = tuple(_ints(row[rank], dtype=torch.int32) for row in counts)
+    return ExchangePlan(rank, send_rows, counts)
+
+
+def _block(
+    source_rank: int, rows: int, sources: int, edges: int, first_edge: int, compact: bool,
+    ledger: Ledger,
+) -> _DryBlock:  # fmt: skip
+    kind = torch.int32
+    block = _DryBlock(
+        source_rank, sources, _ints(rows, dtype=kind) if compact else None, _ints(rows + 1),
+        _ints(edges, dtype=kind), _ints(sources + 1), _ints(edges, dtype=kind), first_edge,
+        ledger=ledger,
+    )  # fmt: skip
+    for ends, count in ((block.offsets, rows), (block.t_offsets, sources)):
+        ledger.edges_of[ends.untyped_storage()._cdata] = edges / max(count, 1)
+    return block
+
+
+@dataclass(eq=False)
+class _DryBlock(Block):
+    ledger: Ledger | None = field(default=None, repr=False)
+
+    @property
+    def t_index(self) -> Tensor:
+        if self._t_index is None:
+            self._t_index = _ints(self.num_edges)
+        return self._t_index
+
+    def _split(self, max_rows: int) -> list[Chunk]:
+        assert self.ledger is not None
+        _ints(self.num_edges), _ints(self.num_edges)  # what splitting holds for a moment
+        chunks, begin = [], self.offsets[:-1]
+        num_rows = begin.numel()
+        for first in range(0, self.num_sources, max_rows):
+            last, end = min(first + max_rows, self.num_sources), _ints(num_rows)
+            edges = self.num_edges * (last - first) / self.num_sources
+            self.ledger.edges_of[end.untyped_storage()._cdata] = edges / max(num_rows, 1)
+            chunks.append(Chunk(first, last, begin, end))
+            begin = end
+        return chunks
+
+
+@dataclass(eq=False)
+class _DryGraph(DistributedGraph):
+    ledger: Ledger | None = field(default=None, repr=False)
+    shares: Shares | None = field(default=None, repr=False)
+
+    @cached_property
+    def in_degree(self) -> Tensor:
+        return torch.zeros_like(self.node_id)
+
+    @cached_property
+    def edge_id(self) -> Tensor:
+        return _ints(self.num_local_edges)
+
+    def _edge_field(self, name: str) -> Tensor | None:
+        return None if self.meta.field(name) is None else torch.empty(self.num_local_edges)
+
+    def with_self_loops(self) -> DistributedGraph:
+        if self._looped is None:
+            view = copy.copy(self)
+            view._kept, view._looped, view.base = {}, view, self
+            view.edges = self._edges_with_self_loops() or self.edges
+            for name in PER_EDGE:
+                view.__dict__.pop(name, None)
+            self._looped = view
+        return self._looped
+
+    def _edges_with_self_loops(self) -> Edges | None:
+        assert self.ledger is not None
+        assert self.shares is not None
+        shares, rank = self.shares, self.group.rank
+        changed = [
+            q for q in mirrors(shares.placement, rank)
+            if not shares.loops[q] == shares.looped[q] == shares.owned[q]
+        ]  # fmt: skip
+        if not changed:
+            return None
+        blocks, first = [*self.edges.blocks], 0
+        for q, old in enumerate(blocks):
+            edges = old.num_edges
+            if q in changed:
+                edges += shares.owned[q] - shares.loops[q]
+                torch.empty(LOOP_BYTES_AN_EDGE * edges, dtype=torch.uint8)
+                rows = old.offsets.numel() - 1
+                blocks[q] = _block(q, rows, old.num_sources, edges, first, q != rank, self.ledger)
+            first += edges
+        return Edges(blocks, _ints(first, dtype=torch.int32), adds_loops=True)
+
+
+def describe(run: DryRun) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "peak_memory_bytes": run.peak, "bytes": run.sent, "seconds": run.seconds,
+        "compute_seconds": run.compute,
+    }  # fmt: skip

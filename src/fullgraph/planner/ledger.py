@@ -1,0 +1,104 @@
+"""The ledger of a dry run: what every operation allocates, frees and costs.
+
+A `TorchDispatchMode` sees all operations, the backward pass's and the kernels' included. Memory is
+that of the storages that are alive. Time is a clock that each operation moves on by its price, and
+that waits for messages (see `Wire`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from fullgraph.planner.rates import ATTENTION, ATTENTION_GRAD, SUMS, Rates
+
+OWN = "fullgraph::"
+# By kernel: the rate, and where the rows that it reads for each edge are among its arguments.
+EDGE_KERNELS = {
+    "spmm": (SUMS, 5), "sddmm": (SUMS, 5), "extremum": (SUMS, 5),
+    "extremum_grad_source": (SUMS, 5), "extremum_grad_weight": (SUMS, 5),
+    "gat": (ATTENTION, 5), "gat_grad": (ATTENTION_GRAD, 8),
+    "gatv2": (ATTENTION, 5), "gatv2_grad_target": (ATTENTION_GRAD, 5),
+    "gatv2_grad_source": (ATTENTION_GRAD, 5),
+    "dot": (ATTENTION, 5), "dot_grad_target": (ATTENTION_GRAD, 5),
+    "dot_grad_source": (ATTENTION_GRAD, 5),
+}  # fmt: skip
+ROW_KERNELS = {"gather_rows", "scatter_add_rows"}  # move the rows of their third argument
+NOTHING = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
+
+
+class Ledger(TorchDispatchMode):
+    """``live`` and ``peak``: bytes; ``now``: seconds; ``compute``: those of them spent on work.
+
+    ``edges_of``: how many edges there are for each entry of a tensor of ends of ranges, by the key
+    of its storage: kernels are given ranges without contents.
+    """
+
+    def __init__(self, rates: Rates) -> None:
+        super().__init__()
+        self.rates = rates
+        self.live = self.peak = 0
+        self.now = self.compute = 0.0
+        self.edges_of: dict[int, float] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(out):
+            if isinstance(tensor, Tensor):
+                self._hold(tensor)
+        if not func.is_view:
+            self.spend(self._price(func, args, out))
+        return out
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+        self.compute += seconds
+
+    def _hold(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._alive:
+            return
+
+        def free(_: Any) -> None:
+            self.live -= size
+            del self._alive[key]
+
+        self._alive[key] = weakref.ref(storage, free)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def _price(self, func: Any, args: Any, out: Any) -> float:
+        name, rates = func._schema.name, self.rates
+        if name in PRODUCTS:
+            a, b = [x for x in args if isinstance(x, Tensor)][-2:]
+            return rates.call + 2 * a.numel() * b.shape[-1] / rates.flops
+        if name.startswith(OWN):
+            kernel = name.removeprefix(OWN)
+            if kernel in EDGE_KERNELS:
+                kind, at = EDGE_KERNELS[kernel]
+                end, rows = args[1], args[at]
+                edges = end.numel() * self.edges_of.get(end.untyped_storage()._cdata, 0.0)
+                row_bytes = rows.shape[-1] * rows.element_size()
+                return rates.call + rates.edges[kind].seconds(edges, row_bytes)
+            if kernel == "dropout":
+                return rates.call + args[0].nbytes / rates.dropout
+            if kernel in ROW_KERNELS:
+                return rates.call + 3 * args[2].nbytes / rates.stream
+        if name in NOTHING:
+            return 0.0
+        if name == "aten::index":
+            return rates.call + 2 * out.nbytes / rates.stream
+        moved = sum(_bytes(x) for x in tree_iter((args, out)) if isinstance(x, Tensor))
+        return rates.call + moved / rates.stream
+
+
+def _bytes(tensor: Tensor) -> int:
+    """What is read of it: a broadcast tensor, whatever its shape, has its storage's bytes."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

@@ -1,0 +1,169 @@
+"""How fast a machine is: the rates that an epoch is priced with, measured or given.
+
+A rate that involves edges has a price for each edge and one for each byte of the row it reads, as
+short rows are slower a byte. Letters: n rows, E edges, F columns, H heads.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fullgraph import kernels
+
+SUMS, ATTENTION, ATTENTION_GRAD = "sums", "attention", "attention_grad"
+
+
+@dataclass(frozen=True)
+class EdgeRate:
+    """Seconds for each edge, and for each byte of the source row that it reads."""
+
+    per_edge: float
+    per_byte: float
+
+    def seconds(self, edges: float, row_bytes: float) -> float:
+        return edges * (self.per_edge + row_bytes * self.per_byte)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one worker.
+
+    Attributes:
+        flops: operations a second of a dense product in float32.
+        edges: by kind: `SUMS`, `ATTENTION`, `ATTENTION_GRAD`.
+        stream: bytes a second, read and written, of what goes through rows one by one.
+        dropout: bytes a second of a mask.
+        call: seconds that any operation takes, however small.
+    """
+
+    flops: float
+    edges: dict[str, EdgeRate]
+    stream: float
+    dropout: float
+    call: float = 1e-5
+
+    def with_given(self, flops: float | None, gather: float | None) -> Rates:
+        """With a rate of dense products, and one at which sums read rows (bytes a second); the
+        other rates of memory change as that one does."""
+        rates = self if flops is None else replace(self, flops=flops)
+        if gather is None:
+            return rates
+        factor = 1 / gather / self.edges[SUMS].per_byte
+        edges = {
+            kind: EdgeRate(rate.per_edge * factor, rate.per_byte * factor)
+            for kind, rate in self.edges.items()
+        }
+        return replace(
+            rates, edges=edges, stream=self.stream / factor, dropout=self.dropout / factor
+        )
+
+    @property
+    def gather(self) -> float:
+        """Bytes a second that sums read of rows."""
+        return 1 / self.edges[SUMS].per_byte
+
+    def shared_by(self, workers: float) -> Rates:
+        """Where so many workers take turns on what one of them was measured on."""
+        if workers <= 1:
+            return self
+        edges = {
+            kind: EdgeRate(rate.per_edge * workers, rate.per_byte * workers)
+            for kind, rate in self.edges.items()
+        }
+        return Rates(
+            self.flops / workers, edges, self.stream / workers, self.dropout / workers,
+            self.call * workers,
+        )  # fmt: skip
+
+
+# A server core of 2020 with AVX2, for plans that measure nothing.
+NOMINAL = Rates(
+    flops=5e10,
+    edges={
+        SUMS: EdgeRate(1e-9, 1 / 2e10),
+        ATTENTION: EdgeRate(1e-8, 1 / 1.5e10),
+        ATTENTION_GRAD: EdgeRate(2e-8, 1 / 8e9),
+    },
+    stream=8e9,
+    dropout=4e9,
+)
+
+NARROW, WIDE = 16, 128
+
+
+def measure(num_rows: int = 1 << 16, degree: int = 16, repeat: int = 3) -> Rates:
+    """Run each kernel on random edges of a graph of this size, with torch's number of threads; a
+    second or two."""
+    measured = {
+        kind: _edge_rate(run, num_rows, degree, repeat)
+        for kind, run in ((SUMS, _sums), (ATTENTION, _attention), (ATTENTION_GRAD, _gradient))
+    }
+    rows, weight = torch.randn(num_rows, WIDE), torch.randn(WIDE, WIDE)
+    ids = torch.arange(num_rows)
+    product = _seconds(lambda: rows @ weight, repeat)
+    stream = _seconds(lambda: rows.relu(), repeat)
+    out = torch.empty_like(rows)
+    dropped = _seconds(
+        lambda: kernels.dropout(rows, ids, out, p=0.5, seed=0, step=0, layer=0), repeat
+    )
+    small = torch.randn(8, 8)
+    return Rates(
+        flops=2 * num_rows * WIDE * WIDE / product, edges=measured,
+        stream=2 * rows.nbytes / stream, dropout=rows.nbytes / dropped,
+        call=_seconds(lambda: [small + small for _ in range(100)], repeat) / 100,
+    )  # fmt: skip
+
+
+def _seconds(run: Callable[[], object], repeat: int) -> float:
+    run()
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _edge_rate(
+    prepare: Callable[[Tensor, Tensor, int], Callable[[], object]], num_rows: int, degree: int,
+    repeat: int,
+) -> EdgeRate:  # fmt: skip
+    """From a run on narrow rows and one on wide ones."""
+    torch_rng = torch.Generator().manual_seed(0)
+    cols = torch.randint(num_rows, (num_rows * degree,), generator=torch_rng, dtype=torch.int32)
+    offsets = torch.arange(num_rows + 1) * degree
+    narrow, wide = (
+        _seconds(prepare(offsets, cols, width), repeat) / cols.numel() for width in (NARROW, WIDE)
+    )
+    per_byte = max(wide - narrow, wide / 100) / (4 * (WIDE - NARROW))
+    return EdgeRate(max(narrow - 4 * NARROW * per_byte, 0.0), per_byte)
+
+
+def _sums(offsets: Tensor, cols: Tensor, width: int) -> Callable[[], object]:
+    x = torch.randn(offsets.numel() - 1, width)
+    out = torch.empty_like(x)
+    return lambda: kernels.spmm(offsets[:-1], offsets[1:], cols, x, out, accumulate=False)
+
+
+def _attention(offsets: Tensor, cols: Tensor, width: int) -> Callable[[], object]:
+    x, out = torch.randn(2, offsets.numel() - 1, width)
+    logit, top, total = torch.randn(3, len(x), 4)
+    return lambda: kernels.gat(
+        offsets[:-1], offsets[1:], cols, x, logit, logit, out, top, total, slope=0.2,
+        accumulate=False,
+    )  # fmt: skip
+
+
+def _gradient(offsets: Tensor, cols: Tensor, width: int) -> Callable[[], object]:
+    x, dout, dx = torch.randn(3, offsets.numel() - 1, width)
+    logit, dsource, dtarget = torch.randn(3, len(x), 4)
+    state = torch.rand(len(x), 16) + 1
+    return lambda: kernels.gat_grad(
+        offsets[:-1], offsets[1:], cols, x, logit, state, dout, dx, dsource, dtarget, slope=0.2
+    )
