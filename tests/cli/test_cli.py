@@ -100,6 +100,11 @@ MISTAKES = {
     "partition ids.npz --parts 0 --out x": "parts must be at least 1, got 0",
     "partition ids.npz --parts 2 --out taken": "taken exists",
     "partition planted:nodes=9,edges=9 --parts 2 --out x --method best": "method 'best'",
+    "partition ids.npz --parts 2 --out x --placement ring": "one of destination, vertex-cut",
+    "partition ids.npz --parts 2 --out x --method libra": "one of metis, random, contiguous",
+    "partition ids.npz --parts 2 --out x --placement vertex-cut --method metis": "one of libra",
+    "partition ids.npz --parts 2 --out x --balance 1.1": "balance=1.1 is for placement 'vertex",
+    "partition ids.npz --parts 2 --out x --placement vertex-cut --balance 0.9": "give 1 or more",
     "info nothing": "nothing is not a folder",
     "info taken": "taken is not a run folder",
 }
@@ -136,6 +141,11 @@ def test_partition_prints_the_table_and_warnings(
         (f"partition {path} --parts 3 --out cs", ("citeseer: 3 parts", "halo rows", "edge cut")),
         ("partition planted:nodes=2,edges=1 --parts 4 --out few", ("2 of 4 parts have no nodes",)),
         ("info cs --verify", ("9,104", "x float32", "3703", "all right")),
+        (
+            f"partition {path} --parts 3 --placement vertex-cut --balance 1 --out vc",
+            ("3 parts, vertex cut", "9,104", "3,035", "replication factor", "partial rows"),
+        ),
+        ("info vc --verify", ("vertex-cut", "3,035", "replication factor", "held", "all right")),
     ):
         monkeypatch.setattr(sys, "argv", ["fullgraph", *command.split()])
         with pytest.raises(SystemExit) as ended:

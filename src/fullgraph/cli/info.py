@@ -37,19 +37,23 @@ def _graph_tables(folder: Path, verify: bool) -> list[Table]:
     from rich.table import Table
 
     from fullgraph.graph.folder import PartitionedFolder
+    from fullgraph.graph.report import imbalance_of
 
     opened = PartitionedFolder.open(folder)
     if verify:
         opened.verify()
     meta = opened.meta
-    table = Table("part", "nodes", "in-edges", "labelled", title=f"{meta.num_parts} parts")
+    edges = "edges" if meta.part_held else "in-edges"
+    counts = {"nodes": meta.part_nodes, edges: meta.part_edges, "labelled": meta.part_labelled}
+    if meta.part_held:
+        counts["held"] = meta.part_held
+    table = Table("part", *counts, title=f"{meta.num_parts} parts")
     for column in table.columns:
         column.justify = "right"
-    counts = (meta.part_nodes, meta.part_edges, meta.part_labelled)
-    for k, row in enumerate(zip(*counts)):
+    for k, row in enumerate(zip(*counts.values())):
         table.add_row(str(k), *(f"{n:,}" for n in row))
     table.add_section()
-    table.add_row("max/mean", *(f"{_imbalance(c):.3f}" for c in counts))
+    table.add_row("max/mean", *(f"{imbalance_of(c):.3f}" for c in counts.values()))
     return [_facts(meta.name, _graph_facts(meta, verify)), *_type_tables(meta), table]
 
 
@@ -65,6 +69,7 @@ def _graph_facts(meta: GraphMeta, verified: bool) -> dict[str, Any]:
         **({} if meta.node_types else {"features": meta.num_features}),
         "classes": meta.num_classes,
         "placement": meta.placement,
+        **({"replication factor": f"{meta.replication:.3f}"} if meta.replication else {}),
         "arrays": "\n".join(text.replace("'", "") for text in arrays),
         "fingerprint": meta.fingerprint[:16],
         "checksums": "all right" if verified else "not compared (--verify)",
@@ -94,10 +99,6 @@ def _type_tables(meta: GraphMeta) -> list[Table]:
 
 def _range(counts: tuple[int, ...]) -> str:
     return f"{min(counts):,} to {max(counts):,}"
-
-
-def _imbalance(counts: tuple[int, ...]) -> float:
-    return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0
 
 
 def _run_tables(folder: Path, verify: bool) -> list[Table]:

@@ -18,7 +18,16 @@ def partition(
         help="An .npz, or pyg:Cora, ogb:ogbn-arxiv, planted:nodes=1e5,edges=1e6")],
     parts: Annotated[int, typer.Option(help="How many parts; as many workers can train on it.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
-    method: Annotated[str, typer.Option(help="metis, random or contiguous.")] = "metis",
+    placement: Annotated[str, typer.Option(
+        help="Where edges are: destination, with the node they lead into, or vertex-cut, shared "
+        "out evenly, so that hubs are in several parts.")] = "destination",
+    method: Annotated[str | None, typer.Option(
+        help="Of destination: metis (unless given), random or contiguous; of vertex-cut: libra.")
+    ] = None,
+    balance: Annotated[float | None, typer.Option(
+        help="Of vertex-cut: the most edges of a part over the mean, such as 1.05; no limit unless "
+        "given.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the method.")] = 0,
     split: Annotated[int, typer.Option(help="Which split, where there are several.")] = 0,
     overwrite: Annotated[bool, typer.Option(
         "--overwrite", help="Replace a partitioned graph that is there.")] = False,
@@ -27,20 +36,29 @@ def partition(
     with errors_in_a_line():
         if out.exists() and not overwrite:
             raise ValueError(f"{out} exists; choose another --out, or add --overwrite")
-        _partition(graph, parts, out, method, split, overwrite)
+        _partition(graph, parts, out, placement, method, balance, seed, split, overwrite)
     print(f"partitioned graph: {out}")
 
 
-def _partition(graph: str, parts: int, out: Path, method: str, split: int, overwrite: bool) -> None:
-    from fullgraph.graph.assign import METHODS
-    from fullgraph.training.config import GraphOptions, check_parts
-    from fullgraph.training.prepare import partition_to
+def _partition(
+    graph: str, parts: int, out: Path, placement: str, method: str | None, balance: float | None,
+    seed: int, split: int, overwrite: bool,
+) -> None:  # fmt: skip
+    from fullgraph.graph.folder import save
+    from fullgraph.graph.partition import check_method, partition
+    from fullgraph.graph.sources import read
+    from fullgraph.training.config import check_parts
 
     check_parts(parts, 1)
-    if method not in METHODS:
-        raise ValueError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
-    options = GraphOptions(graph, split=split, method=method)
-    partition_to(out, options, parts, Stages(), overwrite, report=_print_report)
+    method = check_method(method, placement, balance)
+    stage = Stages()
+    with stage(f"reading {graph}"):
+        whole = read(graph, split=split)
+    with stage(f"partitioning {whole.num_nodes:,} nodes, {whole.num_edges:,} edges"):
+        partitioned = partition(whole, parts, method, seed, placement, balance)
+    _print_report(partitioned)
+    with stage(f"writing {parts} part(s)"):
+        save(partitioned, out, overwrite=overwrite)
 
 
 def _print_report(partitioned: PartitionedInMemory) -> None:

@@ -38,8 +38,7 @@ def assign_parts(
     Raises:
         ValueError: num_parts below 1, or an unknown method.
     """
-    if num_parts < 1:
-        raise ValueError(f"num_parts is {num_parts}: a graph has at least one part")
+    check_num_parts(num_parts)
     if method not in METHODS:
         raise ValueError(f"method {method!r} is unknown; choose one of {', '.join(METHODS)}")
     num_nodes = graph.num_nodes
@@ -58,6 +57,12 @@ def assign_parts(
     else:
         part = _metis(graph, num_parts, seed)
     return torch.from_numpy(part.astype(np.int32))
+
+
+def check_num_parts(num_parts: int) -> None:
+    """Raises ValueError unless it is 1 or more."""
+    if num_parts < 1:
+        raise ValueError(f"num_parts is {num_parts}: a graph has at least one part")
 
 
 def typed_union(graph: TypedGraph) -> WholeGraph:

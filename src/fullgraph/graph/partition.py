@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullgraph import kernels
-from fullgraph.graph.assign import METHODS, assign_parts, typed_union
+from fullgraph.graph.assign import METHODS, assign_parts, check_num_parts, typed_union
 from fullgraph.graph.grouping import group_by
 from fullgraph.graph.parts import (
+    DESTINATION,
     MASK,
+    PLACEMENTS,
     VERTEX_CUT,
     GraphMeta,
     NodeTypeMeta,
@@ -37,6 +39,7 @@ from fullgraph.graph.parts import (
 from fullgraph.graph.report import PartitionReport, partition_report
 from fullgraph.graph.sources import Source, read
 from fullgraph.graph.typed import TypedGraph, canonical_typed
+from fullgraph.graph.vertex_cut import cut_vertices
 from fullgraph.graph.whole import WholeGraph, canonical
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "PartitionedTyped",
     "PartitionedVertexCut",
     "assign_parts",
+    "check_method",
     "partition",
     "partition_report",
     "split_parts",
@@ -53,6 +57,7 @@ __all__ = [
 
 Ints = NDArray[np.int64]
 MAX_KEY = 2**62
+METHODS_OF = {DESTINATION: METHODS, VERTEX_CUT: ("libra",)}  # the first is the default
 
 
 class PartitionedInMemory:
@@ -288,17 +293,69 @@ def split_parts(graph: WholeGraph, part: Tensor, num_parts: int) -> Iterator[Par
         yield partitioned.part(k)
 
 
+def check_method(
+    method: str | None, placement: str = DESTINATION, balance: float | None = None
+) -> str:
+    """The method, the placement's default where it is None. Raises ValueError unless the placement
+    exists and has this method and balance, naming those that it has."""
+    if placement not in PLACEMENTS:
+        raise ValueError(
+            f"placement {placement!r} is unknown; choose one of {', '.join(PLACEMENTS)}"
+        )
+    methods = METHODS_OF[placement]
+    if method is not None and method not in methods:
+        others = [other for other in PLACEMENTS if method in METHODS_OF[other]]
+        problem = f"is one of placement {others[0]!r}" if others else "is unknown"
+        raise ValueError(
+            f"method {method!r} {problem}; for {placement!r} choose one of {', '.join(methods)}"
+        )
+    if balance is not None and placement != VERTEX_CUT:
+        raise ValueError(
+            f"balance={balance} is for placement {VERTEX_CUT!r}, not for {placement!r}"
+        )
+    if balance is not None and not balance >= 1:
+        raise ValueError(
+            f"balance={balance}: some part has at least the mean of the edges; give 1 or more, "
+            "such as 1.05"
+        )
+    return methods[0] if method is None else method
+
+
 def partition(
-    source: Source, num_parts: int, method: str = "metis", seed: int = 0, **read_options: Any
-) -> PartitionedInMemory:
-    """Read a graph and partition it; see `read` and `assign_parts`.
+    source: Source, num_parts: int, method: str | None = None, seed: int = 0,
+    placement: str = DESTINATION, balance: float | None = None, **read_options: Any,
+) -> PartitionedInMemory:  # fmt: skip
+    """Read a graph and partition it; see `read`.
 
     Whether features may be infinite or NaN was decided when a `WholeGraph` or `TypedGraph` was
-    read. A graph with several types of nodes comes out as a `PartitionedTyped`.
+    read. A graph with several types of nodes comes out as a `PartitionedTyped`, a vertex cut as a
+    `PartitionedVertexCut`.
+
+    Args:
+        placement: "destination": an edge is in the part of the node that it leads into;
+            "vertex-cut": edges are shared out, and nodes are wherever their edges are.
+        method: of "destination", "metis" (by default), "random" or "contiguous", see
+            `assign_parts`; of "vertex-cut", "libra", see `cut_vertices`.
+        seed: of the method. The same arguments give the same parts.
+        balance: of "vertex-cut": the most edges of a part over the mean; None: no limit.
+
+    Raises:
+        ValueError: the graph cannot be read, or an argument does not go with the others.
     """
+    method = check_method(method, placement, balance)
+    check_num_parts(num_parts)
     was_read = isinstance(source, (WholeGraph, TypedGraph))
     graph = read(source, **{"allow_nonfinite": was_read, **read_options})
     if isinstance(graph, TypedGraph):
+        if placement == VERTEX_CUT:
+            raise ValueError(
+                f"graph {graph.name!r} has several types of nodes, of which a vertex cut cannot be "
+                "made: layers take one relation at a time, with all edges into a node in its part. "
+                f"Use placement {DESTINATION!r}"
+            )
         assignment = assign_parts(graph, num_parts, method, seed)
         return PartitionedTyped(graph, assignment, num_parts)
+    if placement == VERTEX_CUT:
+        owner, edge_part = cut_vertices(graph, num_parts, seed, balance)
+        return PartitionedVertexCut(graph, owner, edge_part, num_parts)
     return PartitionedInMemory(graph, assign_parts(graph, num_parts, method, seed), num_parts)

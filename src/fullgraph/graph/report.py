@@ -70,7 +70,10 @@ class PartitionReport:
         for key, value in self.imbalance.items():
             if value > MAX_IMBALANCE:
                 what = {"labelled": "labelled nodes", "held": "held nodes"}.get(key, key)
-                found.append(f"{what} are uneven: the largest part has {value:.2f} times the mean")
+                uneven = f"{what} are uneven: the largest part has {value:.2f} times the mean"
+                if self.placement == VERTEX_CUT and key == "edges":
+                    uneven += "; a balance, such as 1.05, limits that"
+                found.append(uneven)
         return tuple(found)
 
     def table(self) -> Table:
@@ -100,10 +103,10 @@ class PartitionReport:
     def _caption(self) -> str:
         replication = f"replication factor {self.replication:.3f}"
         if self.placement == VERTEX_CUT:
-            return f"{replication}: in so many parts is a node, in the mean"
+            return f"{replication} (the mean number of parts that hold a node)"
         share = self.edge_cut / self.num_edges if self.num_edges else 0.0
         cut = f"edge cut {self.edge_cut:,} of {self.num_edges:,} edges ({share:.1%})"
-        return f"{cut}, {replication}"
+        return f"{cut}\n{replication}"
 
 
 def imbalance_of(counts: tuple[int, ...]) -> float:
