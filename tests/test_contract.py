@@ -93,34 +93,63 @@ CASES = {
 }  # fmt: skip
 
 
-def settings(size: int, graph: str) -> list[Setting]:
-    """Every schedule, each with one of: more parts than ranks, as many, one of them empty.
+# On how many of the schedules a graph is run, for how many steps, and the bytes of a message: so
+# few that most blocks take several.
+RUNS = {
+    "multigraph": (4, 2, 300),
+    "tiny": (1, 2, 300),
+    "no_edges": (1, 1, 300),
+    "one_source_part": (2, 1, 100),
+    "citeseer": (2, 1, 20_000),
+}
+REAL_ON = (1, 3)  # numbers of ranks; it is by far the largest graph
 
-    Which schedule goes with which depends on the graph and on the number of ranks, so that over
-    the whole test each meets each. Most fetch every block in several messages.
+
+def settings(size: int, graph: str, name: str) -> list[Setting]:
+    """Schedules, each with one of: more parts than ranks, as many, one of them empty.
+
+    The multigraph has every schedule. Which layouts go with which schedules there, and which
+    schedules the other graphs have, turns with the case, the graph and the number of ranks, so
+    that over the whole test each meets each.
     """
     layouts = [(max(size, 4), False), (size, False), (5, True)]
-    first = size + [*GRAPHS].index(graph)
+    count, _, block_bytes = RUNS[graph]
+    first = size + [*GRAPHS].index(graph) + [*CASES].index(name)
     return [
-        Setting(schedule, BLOCK_BYTES[graph] if k < 3 else 1 << 25, *layouts[(first + k) % 3])
-        for k, schedule in enumerate(SCHEDULES)
+        Setting(
+            schedule := SCHEDULES[k % 4],
+            1 << 25 if schedule == "oneshot" else block_bytes,
+            *layouts[k % 3],
+        )
+        for k in range(first, first + count)
     ]
-
-
-REAL_ON = (1, 3)
-
-# Small enough that a block is fetched in several messages.
-BLOCK_BYTES = {**dict.fromkeys(GRAPHS, 200), "citeseer": 20_000}
 
 
 def check_case(group: Group, name: str) -> None:
     for graph in GRAPHS:
-        if graph == "citeseer" and group.size not in REAL_ON:  # by far the largest
+        if graph == "citeseer" and group.size not in REAL_ON:
             continue
         try:
-            check_contract(group, CASES[name], graph, settings(group.size, graph))
+            check_contract(
+                group, CASES[name], graph, settings(group.size, graph, name), RUNS[graph][1]
+            )
         except AssertionError as error:
             raise AssertionError(f"{name} on {error}") from None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_case_meets_every_schedule_and_every_graph_all_of_them(size: int) -> None:
+    for name in CASES:
+        assert {s.schedule for s in settings(size, "multigraph", name)} == {*SCHEDULES}
+    for graph in GRAPHS:
+        met = {
+            (s.schedule, s.num_parts, s.empty_part)
+            for name in CASES
+            for s in settings(size, graph, name)
+        }
+        layouts = {(parts, empty) for _, parts, empty in met}
+        assert met == {(s, *layout) for s in SCHEDULES for layout in layouts}, graph
+        assert layouts == {(max(size, 4), False), (size, False), (5, True)}, graph
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
