@@ -132,6 +132,7 @@ def _run(
             "gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=size,
             timeout=timeout,
         )  # fmt: skip
+        dist.barrier()  # who leaves while others still connect fails them
         torch.manual_seed(0)  # whatever the tests before drew
         group = Group(dist.group.WORLD, timeout, dist.PrefixStore("fullgraph", store))
         return True, fn(group, *args)
