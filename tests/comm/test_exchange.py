@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
 
+import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.comm.exchange import wire_dtype
 from fullgraph.comm.group import Group
 from fullgraph.comm.plan import ExchangePlan
 from fullgraph.comm.schedule import Schedule, oneshot, sequential
@@ -84,10 +90,6 @@ def test_counted_bytes_equal_the_plan(size: int, block_bytes: int) -> None:
 
 
 def _traffic_of_a_model(group: Group) -> None:
-    import torch_geometric.nn as pyg
-
-    import fullgraph
-
     graph = DistributedGraph.build(partitioned(GRAPHS["multigraph"](), group.size), group)
     model = fullgraph.convert(pyg.GraphSAGE(6, 8, 2, 3).double())
     x = torch.randn(graph.num_owned, 6, dtype=torch.float64, requires_grad=True)
@@ -103,10 +105,6 @@ def _traffic_of_a_model(group: Group) -> None:
 
 
 def _own_features_travel_once(group: Group) -> None:
-    import torch_geometric.nn as pyg
-
-    import fullgraph
-
     graph = DistributedGraph.build(partitioned(GRAPHS["multigraph"](), group.size), group)
     model = fullgraph.convert(pyg.GraphSAGE(6, 8, 2, 3).double())
     layers = []
@@ -126,6 +124,68 @@ def test_the_first_layer_exchanges_its_input_once_and_not_every_step() -> None:
 
 def test_traffic_names_layer_direction_and_peer() -> None:
     run_ranks(_traffic_of_a_model, 3)
+
+
+class TypedMessages(pyg.MessagePassing):
+    """Its messages read an integer of the source beside its row."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum", node_dim=0)
+        self.lin = torch.nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        kind = torch.arange(x.shape[0]) + 100_000  # which bfloat16 does not have
+        return self.propagate(edge_index, x=self.lin(x), kind=kind)
+
+    def message(self, x_j: Tensor, kind_j: Tensor) -> Tensor:
+        return x_j * (kind_j % 7).unsqueeze(1)
+
+
+WIRE_MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    "gat": lambda: pyg.GAT(6, 8, 2, 3, heads=2),
+    "sage": lambda: pyg.GraphSAGE(6, 8, 2, 3),
+    "edge": lambda: pyg.EdgeCNN(6, 8, 2, 3),
+    "typed": TypedMessages,
+}
+
+
+def _step_on_wire(group: Group, name: str, schedule: str, wire: str) -> tuple[int, Any, Any]:
+    graph = DistributedGraph.build(
+        partitioned(GRAPHS["multigraph"](), group.size), group, schedule, 100, wire=wire
+    )
+    assert graph.exact == (wire == "float32")
+    torch.manual_seed(0)
+    model = fullgraph.convert(WIRE_MODELS[name]())
+    x = graph.x.float().requires_grad_()
+    out = model(x, graph)
+    fullgraph.global_mean(out.square(), group=group).backward()
+    fullgraph.sum_gradients(model, group)
+    grads = torch.cat([x.grad.flatten(), *(p.grad.flatten() for p in model.parameters())])
+    assert grads.dtype == out.dtype == torch.float32
+    return graph.traffic.bytes_sent, out.detach(), grads
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "oneshot"])
+@pytest.mark.parametrize("name", WIRE_MODELS)
+def test_bf16_on_the_wire_halves_the_bytes_and_rounds_rows_only(name: str, schedule: str) -> None:
+    whole = run_ranks(_step_on_wire, 3, name, schedule, "float32")
+    short = run_ranks(_step_on_wire, 3, name, schedule, "bf16")
+    for (bytes_, out, grads), (half, short_out, short_grads) in zip(whole, short):
+        if name == "typed":  # rows with integers travel as they are
+            assert bytes_ / 2 < half < bytes_ or half == bytes_
+        else:
+            assert half * 2 == bytes_ > 0
+            assert not torch.equal(out, short_out)
+        for one, other in ((out, short_out), (grads, short_grads)):
+            assert (one - other).norm() <= 2**-7 * one.norm()
+    assert len({tuple(grads[-8:].tolist()) for _, _, grads in short}) == 1
+
+
+def test_wires_by_name() -> None:
+    assert wire_dtype("float32") is None
+    assert wire_dtype("bf16") == torch.bfloat16
+    with pytest.raises(ValueError, match=r"'float32'.*'bf16'; got 'fp8'"):
+        wire_dtype("fp8")
 
 
 def _ragged(group: Group, counts: list[list[int]]) -> list[list[int]]:
