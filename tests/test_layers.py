@@ -150,8 +150,9 @@ def settings(size: int, graph: str) -> list[tuple[Setting, int]]:
     them. One of two has more parts than ranks, one of them empty.
     """
     layouts = [(size, False), (5, True)]
-    # On two ranks small enough that a block is fetched in several messages.
-    block_bytes = 200 if size == 2 else 1000
+    # On two ranks small enough that a block is fetched in several messages; on one rank, where there
+    # are no messages, that its block is walked in several pieces.
+    block_bytes = {1: 5000, 2: 500}.get(size, 1000)
     chosen = [
         Setting(schedule, block_bytes, *layouts[(size + k) % 2])
         for k, schedule in enumerate(["sequential", "oneshot"])
