@@ -105,14 +105,16 @@ class Exchange:
     def _complete(self, flight: _Flight, replies: deque[_Flight]) -> None:
         answer = None
         rows = self._arrived(flight)
+        self._left(flight)  # rows that have left, and then those used, make room for the answer
         if flight.into is not None and rows is not None:
             answer = self.take(flight.into, rows)
+        flight.place = flight.arriving = rows = None
         if self.take_reply is not None:
             allot = self.allot_reply or self.allot
             replies.append(self._post(flight.into, flight.out, allot, answer))
+            answer = None
             if len(replies) > 1:
                 self._complete_reply(replies.popleft())
-        self._left(flight)
 
     def _complete_reply(self, flight: _Flight) -> None:
         rows = self._arrived(flight)
@@ -124,6 +126,7 @@ class Exchange:
         if flight.into is not None and flight.arriving is not None:
             if flight.receive is not None:
                 self.group.wait(flight.receive, self._operation("receiving", flight.into, "from"))
+                flight.receive = None  # it holds the rows, too
             self.traffic.received[self._flow(flight.into)] += flight.arriving.nbytes
             if flight.place is not None and flight.place is not flight.arriving:
                 flight.place.copy_(flight.arriving)
@@ -137,7 +140,7 @@ class Exchange:
     def _left(self, flight: _Flight) -> None:
         if flight.out is not None and flight.send is not None:
             self.group.wait(flight.send, self._operation("sending", flight.out, "to"))
-        flight.leaving = None
+        flight.leaving = flight.send = None
 
     def _flow(self, message: Message) -> Flow:
         return Flow(self.layer, self.direction, message.peer)
