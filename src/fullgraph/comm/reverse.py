@@ -61,6 +61,7 @@ def reverse(graph: DistributedGraph) -> tuple[DistributedGraph, EdgeMove]:
     Raises ValueError for relations between two types of nodes and for layers of `for_seeds`.
     """
     graph.require_one_type("turning edges round")
+    graph.require_edges_at_targets("turning edges round")
     if graph.target_rows is not None:
         raise ValueError("the edges of a layer of for_seeds cannot be turned round")
     with ordinary_tensors():

@@ -1,6 +1,7 @@
 """Some of a graph's edges as a graph of their own.
 
-Letters: n owned rows, E edges of the graph on this rank, E' chosen ones.
+Letters: n targets (the owned rows, unless edges live elsewhere than their targets), E edges of the
+graph on this rank, E' chosen ones.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def select_edges(graph: DistributedGraph, mask: Tensor) -> DistributedGraph:
         )
     if graph.target_rows is not None:
         raise ValueError("choose edges before for_seeds, not of one of its layers")
-    rank, n = graph.group.rank, graph.num_owned
+    rank, n = graph.group.rank, graph.num_targets
     with ordinary_tensors():
         mask = mask.detach().cpu()
         blocks, needed, first_edge = [], [], 0
@@ -62,4 +63,5 @@ def select_edges(graph: DistributedGraph, mask: Tensor) -> DistributedGraph:
         view.layer_cache = weakref.WeakKeyDictionary()
         for name in (*PER_EDGE, "edge_lists"):
             view.__dict__.pop(name, None)
+        view.count_in_degrees()
     return view

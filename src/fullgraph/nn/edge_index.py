@@ -19,6 +19,7 @@ from torch import Tensor
 from fullgraph.ops.edge_list import EdgeList
 from fullgraph.ops.edge_move import turned
 from fullgraph.ops.sources import gather_from_sources, sum_to_sources
+from fullgraph.ops.targets import to_owners, to_targets
 
 
 class EdgeIndex(Tensor):
@@ -147,8 +148,9 @@ def _largest(index: EdgeIndex | NodeIndex) -> Tensor:
     edges, graph = index.edges, index.edges.graph
     if isinstance(index, EdgeIndex):
         last = graph.node_id == graph.num_nodes - 1
-        met = sum_to_sources(edges, torch.ones(edges.num_edges), index.layer) > 0
-        met[edges.target] = True
+        met = sum_to_sources(edges, torch.ones(edges.num_edges), index.layer)
+        into = torch.bincount(edges.target, minlength=graph.num_targets).to(met.dtype)
+        met = met + to_owners(graph, into, layer=index.layer) > 0
         found = torch.tensor([int((met & last).any())])
         if not int(graph.group.all_reduce(found, "whether the last node has edges")):
             raise NotImplementedError(
@@ -308,7 +310,7 @@ def look_up(values: Tensor, index: NodeIndex) -> Tensor:
                 f"each of the {index.edges.graph.num_owned} owned nodes, got shape "
                 f"{tuple(values.shape)}"
             )
-        return values[index.edges.target]
+        return to_targets(index.edges.graph, values, layer=index.layer)[index.edges.target]
     return gather_from_sources(index.edges, values, index.layer)
 
 
@@ -320,6 +322,10 @@ def _set_rows(table: Tensor, index: NodeIndex, values: Any) -> None:
             "ranks"
         )
     rows = index.edges.target
+    if rows.numel() and int(rows.max()) >= index.edges.graph.num_owned:
+        index.edges.graph.require_edges_at_targets(
+            f"layer {index.layer!r}, which writes to the rows of edges' targets,"
+        )
     if not isinstance(values, Tensor) or values.dim() == 0:
         table[rows] = values
         return
@@ -343,6 +349,18 @@ def _reduce(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if not index.at_target:  # the edges that leave a row are those that enter it, turned round
         edges, there, _ = turned(edges)
         values = there(values.movedim(dim, 0)).movedim(0, dim)
+    graph = edges.graph
+    if graph.targets is not None:
+        if func not in _SUMS:
+            graph.require_edges_at_targets(
+                f"layer {index.layer!r}, which reduces values of edges with {func.__name__},"
+            )
+        partial = torch.zeros_like(values.movedim(dim, 0)[:1]).expand(
+            graph.num_targets, *values.movedim(dim, 0).shape[1:]
+        )
+        partial = partial.index_add(0, edges.target, values.movedim(dim, 0))
+        total = to_owners(graph, partial, layer=index.layer).movedim(0, dim)
+        return into.add_(total) if func.__name__.endswith("_") else into + total
     place = edges.target
     if source == "src":  # as wide as what is reduced
         shape = [1] * values.dim()

@@ -310,6 +310,13 @@ class _Code:
     def run(self, rows: RowFunctions) -> Any:
         if (reason := check_hooks(self.layer)) is not None:  # set after `convert`
             raise NotImplementedError(f"layer {self.name!r} cannot run: {reason}")
+        if rows.graph.placement.feats > 1:
+            raise NotImplementedError(
+                f"layer {self.name!r} ({type(self.layer).__name__}) computes messages from whole "
+                f"rows, but under the placement {rows.graph.placement} a worker has a slice of the "
+                "columns. Layers that aggregate rows as they are, and GATConv, GATv2Conv and "
+                "TransformerConv, run there; for this one use a grid with K = 1"
+            )
         self._collect()
         known: dict[int, Tensor] = {}
         recording = Recording()
@@ -483,7 +490,7 @@ class _Code:
         return Setting(
             index, target, num_rows, edge_id, node_dim if self.is_deep else 0,
             lambda: self.edges.total_edges, self.key, self.name, self.edges.graph.num_owned,
-            self.node_rows,
+            self.node_rows, self.edges.graph.targets is not None,
         )  # fmt: skip
 
     def _run_code(

@@ -58,7 +58,8 @@ class Setting:
     ``index``: int64 [e], the destination of each edge; ``target``: int64 [e], its owned row;
     ``num_rows``: d; ``edge_id``: int64 [e]; ``edge_dim``: where a message has its edges;
     ``total_edges``: edges of the list on all ranks; ``key``: of the first dropout mask;
-    ``num_owned``: n; ``node_rows``: ids of tensors from outside that have a row for each of them.
+    ``num_owned``: n; ``node_rows``: ids of tensors from outside that have a row for each of them;
+    ``is_split``: whether an edge may live elsewhere than with the owner of its target.
     """
 
     index: Tensor
@@ -71,6 +72,7 @@ class Setting:
     layer: str
     num_owned: int
     node_rows: frozenset[int]
+    is_split: bool = False
 
 
 _SUMS = {
@@ -326,6 +328,12 @@ class MessageRun(TorchFunctionMode):
         outside = id(table) not in self._made or id(table) in self.swaps
         of_owned = outside or Kind.OWNED in self._kind(table)
         self._check_table(table, of_owned)
+        if of_owned and self.setting.is_split:
+            raise NotImplementedError(
+                f"layer {self.setting.layer!r}: its message looks rows of nodes up by the index of "
+                "edges, but under this placement edges live elsewhere than their targets. Give "
+                "propagate the rows, and ask for them by a name that ends in _i"
+            )
         table = self.swaps.get(id(table), table)
         place = index
         if of_owned:

@@ -26,6 +26,7 @@ from fullgraph.nn.edge_index import EdgeIndex
 from fullgraph.nn.generic import Generic, generic
 from fullgraph.nn.rows import is_running, of_rows
 from fullgraph.ops.reduce import sum_over_ranks
+from fullgraph.ops.targets import to_owners, to_targets
 
 
 class _ByRelation(MessagePassing):
@@ -138,7 +139,7 @@ class _Relational(Generic):
         found = graph.kept(key, [edge_type])
         if found is not None:
             return found
-        with torch._C.DisableTorchFunction():  # each node's edges are all on this rank
+        with torch._C.DisableTorchFunction():
             largest = int(edge_type.max()) if edge_type.numel() else 0
             if largest >= self.num_relations:
                 raise ValueError(
@@ -146,7 +147,14 @@ class _Relational(Generic):
                     f"{largest}, and num_relations={self.num_relations}"
                 )
             norm = torch.ones(edge_type.numel(), dtype=dtype, device=edge_type.device)
-            if self.aggr == "mean":
+            if self.aggr == "mean" and graph.targets is not None:
+                counts = torch.zeros(graph.num_targets * self.num_relations, dtype=dtype)
+                both = graph.edge_target.long() * self.num_relations + edge_type
+                counts.index_add_(0, both, norm)
+                table = counts.view(graph.num_targets, self.num_relations)
+                total = to_targets(graph, to_owners(graph, table))
+                norm = total.view(-1)[both].reciprocal()
+            elif self.aggr == "mean":  # each node's edges are all on this rank
                 both = graph.edge_target.long() * self.num_relations + edge_type
                 _, place, counts = torch.unique(both, return_inverse=True, return_counts=True)
                 norm = counts.to(dtype).reciprocal()[place]

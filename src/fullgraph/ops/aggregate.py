@@ -1,11 +1,13 @@
 """Aggregation of neighbours: sum, mean, max and min over the in-edges of every owned row.
 
 Letters: n owned rows, m owned rows that edges start from (n, but for relations between two types of
-nodes), E edges on this rank, F columns.
+nodes), T targets (n, unless edges live elsewhere than their targets), E edges on this rank, F
+columns.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.ops.extremum import extremum
 from fullgraph.ops.halo import fetch_and_send_back, for_each_source, new_halo, send_to_sources
+from fullgraph.ops.slices import Slices
+from fullgraph.ops.targets import fetch_targets, sum_to_owners
 
 REDUCTIONS = ("sum", "add", "mean", "max", "min")
 
@@ -41,22 +45,24 @@ class _Sum(torch.autograd.Function):
         target_scale: Tensor | None, graph: DistributedGraph, layer: str,
     ) -> Tensor:  # fmt: skip
         x = _scaled(x, source_scale).contiguous()
+        slices = Slices.even(graph, x.shape[1])
+        pieces = slices.of(x)
         halo = None
         if ctx.needs_input_grad[1] and not graph.schedule.remat:
-            halo = new_halo(graph, x)
-        shape = (graph.num_owned, x.shape[1])
-        out = torch.empty(shape, dtype=_wide(x.dtype), device=x.device)
+            halo = new_halo(graph, pieces)
+        shape = (graph.num_targets, slices.widths[graph.feature_slice])
+        partial = torch.empty(shape, dtype=_wide(x.dtype), device=x.device)
         own = graph.edges.blocks[graph.group.rank]
 
         def use(block: Block, chunk: Chunk, rows: Tensor) -> None:
             kernels.spmm(
-                chunk.begin, chunk.end, block.cols, rows, out, rows=block.rows,
+                chunk.begin, chunk.end, block.cols, rows, partial, rows=block.rows,
                 weight=_of_block(weight, block), col_offset=chunk.first_row,
                 accumulate=block is not own,
             )  # fmt: skip
 
-        for_each_source(graph, x, use, layer=layer, halo=halo)
-        ctx.graph, ctx.layer = graph, layer
+        ctx.graph, ctx.call = graph, for_each_source(graph, pieces, use, layer=layer, halo=halo)
+        out = slices.join(sum_to_owners(graph, partial, slices.widths, layer=layer))
         keep_x = x if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(keep_x, halo, weight, source_scale, target_scale)
         if target_scale is not None:
@@ -68,8 +74,10 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, halo, weight, source_scale, target_scale = ctx.saved_tensors
         graph: DistributedGraph = ctx.graph
-        grad = _scaled(grad.to(_wide(grad.dtype)), target_scale).contiguous()
-        dx = grad.new_zeros(graph.num_sources, grad.shape[1])
+        grad = _scaled(grad.to(_wide(grad.dtype)), target_scale)
+        slices = Slices.even(graph, grad.shape[1])
+        grad = fetch_targets(graph, slices.of(grad), layer=ctx.call.layer, direction="backward")
+        sums = [grad.new_zeros(graph.num_sources, width) for width in slices.widths]
         dw = None if x is None else torch.zeros_like(weight)
 
         def fill(block: Block, chunk: Chunk, rows: Tensor) -> None:
@@ -90,9 +98,10 @@ class _Sum(torch.autograd.Function):
             )  # fmt: skip
 
         if dw is None:
-            send_to_sources(graph, dx, fill, layer=ctx.layer)
+            send_to_sources(graph, sums, fill, layer=ctx.call)
         else:
-            fetch_and_send_back(graph, x, dx, use, layer=ctx.layer, halo=halo)
+            fetch_and_send_back(graph, slices.of(x), sums, use, layer=ctx.call, halo=halo)
+        dx = slices.join(sums)
         if source_scale is not None:
             dx.mul_(source_scale.to(dx.dtype).unsqueeze(1))
         return dx, dw, None, None, None, None
@@ -128,18 +137,25 @@ def aggregate(
     found = graph.kept_by_all(("aggregate", reduce), sources) if static else None
     if found is not None:
         return found
+    with graph.stale.fresh() if static else nullcontext():
+        out = _reduced(graph, x, reduce, weight, source_scale, target_scale, layer)
+    return graph.keep(("aggregate", reduce), sources, out) if static else out
+
+
+def _reduced(
+    graph: DistributedGraph, x: Tensor, reduce: str, weight: Tensor | None,
+    source_scale: Tensor | None, target_scale: Tensor | None, layer: str,
+) -> Tensor:  # fmt: skip
     if weight is not None:
         weight = weight.to(_wide(x.dtype)).contiguous()
     if reduce in ("max", "min"):
         if source_scale is not None or target_scale is not None:
             raise ValueError(f"scales apply to sums only, got reduce={reduce!r}")
-        out = extremum(graph, x, weight, largest=reduce == "max", layer=layer)
-    else:
-        if reduce == "mean":
-            inverse = graph.in_degree.clamp(min=1).to(_wide(x.dtype)).reciprocal()
-            target_scale = inverse if target_scale is None else target_scale * inverse
-        out = _Sum.apply(x, weight, source_scale, target_scale, graph, layer)
-    return graph.keep(("aggregate", reduce), sources, out) if static else out
+        return extremum(graph, x, weight, largest=reduce == "max", layer=layer)
+    if reduce == "mean":
+        inverse = graph.in_degree.clamp(min=1).to(_wide(x.dtype)).reciprocal()
+        target_scale = inverse if target_scale is None else target_scale * inverse
+    return _Sum.apply(x, weight, source_scale, target_scale, graph, layer)
 
 
 def _check(graph: DistributedGraph, x: Tensor, reduce: str, weight: Tensor | None) -> None:

@@ -1,6 +1,7 @@
 """Maximum and minimum over in-edges, merged across blocks, with the gradient shared among ties.
 
-Letters: n owned rows, m owned rows that edges start from, E edges on this rank, F columns.
+Letters: n owned rows, m owned rows that edges start from, T targets (n, unless edges live elsewhere
+than their targets), E edges on this rank, F columns.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from fullgraph import kernels
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.ops.halo import fetch_and_send_back, for_each_source, new_halo
+from fullgraph.ops.slices import Slices
+from fullgraph.ops.targets import fetch_targets, return_partials
 
 
 class _Extremum(torch.autograd.Function):
@@ -38,25 +41,28 @@ class _Extremum(torch.autograd.Function):
         layer: str,
     ) -> Tensor:  # fmt: skip
         x = x.contiguous()
+        slices = Slices.even(graph, x.shape[1])
+        pieces = slices.of(x)
         halo = None
         if any(ctx.needs_input_grad[:2]) and not graph.schedule.remat:
-            halo = new_halo(graph, x)
+            halo = new_halo(graph, pieces)
         dtype = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
         worst = float("-inf") if largest else float("inf")
-        shape = (graph.num_owned, x.shape[1])
-        out = torch.full(shape, worst, dtype=dtype, device=x.device)
-        count = torch.zeros(shape, dtype=torch.int32, device=x.device)
+        shape = (graph.num_targets, slices.widths[graph.feature_slice])
+        partial = torch.full(shape, worst, dtype=dtype, device=x.device)
+        ties = torch.zeros(shape, dtype=torch.int32, device=x.device)
 
         def use(block: Block, chunk: Chunk, rows: Tensor) -> None:
             kernels.extremum(
-                chunk.begin, chunk.end, block.cols, rows, out, count, largest=largest,
+                chunk.begin, chunk.end, block.cols, rows, partial, ties, largest=largest,
                 rows=block.rows, weight=None if weight is None else weight[block.edges],
                 col_offset=chunk.first_row,
             )  # fmt: skip
 
-        for_each_source(graph, x, use, layer=layer, halo=halo)
-        out[graph.in_degree == 0] = 0
-        ctx.graph, ctx.layer = graph, layer
+        ctx.graph, ctx.call = graph, for_each_source(graph, pieces, use, layer=layer, halo=halo)
+        merged = merge_extrema(graph, partial, ties, slices.widths, largest=largest, layer=layer)
+        out, count = (slices.join(pieces) for pieces in merged)
+        out.masked_fill_(count == 0, 0)  # as any message counts, whatever it is
         ctx.save_for_backward(x, halo, weight, out, count)
         return out.to(x.dtype)
 
@@ -65,8 +71,14 @@ class _Extremum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, halo, weight, out, count = ctx.saved_tensors
         graph: DistributedGraph = ctx.graph
-        share = (grad.to(out.dtype) / (count + (out == 0))).contiguous()
-        dx = out.new_zeros(x.shape)
+        slices = Slices.even(graph, x.shape[1])
+        share, out = (
+            fetch_targets(
+                graph, slices.of(rows), layer=ctx.call.layer, direction="backward", as_is=True
+            )
+            for rows in (grad.to(out.dtype) / (count + (out == 0)), out)
+        )
+        sums = [out.new_zeros(x.shape[0], width) for width in slices.widths]
         dw = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
 
         def use(block: Block, chunk: Chunk, source: Tensor, rows: Tensor) -> None:
@@ -82,8 +94,42 @@ class _Extremum(torch.autograd.Function):
                     weight=block_weight, rows=block.rows, col_offset=chunk.first_row,
                 )  # fmt: skip
 
-        fetch_and_send_back(graph, x, dx, use, layer=ctx.layer, halo=halo)
-        return dx.to(x.dtype), dw, None, None, None
+        fetch_and_send_back(graph, slices.of(x), sums, use, layer=ctx.call, halo=halo)
+        return slices.join(sums).to(x.dtype), dw, None, None, None
+
+
+def merge_extrema(
+    graph: DistributedGraph, partial: Tensor, ties: Tensor, widths: list[int], *, largest: bool,
+    layer: str,
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    """The extrema over all ranks, and how many edges tie for them, at the owners: K pieces each.
+
+    Args:
+        partial, ties: [T, F], of the edges of this rank; ties is 0 where a target has none.
+        widths: F_k of all K pieces.
+    """
+    if graph.targets is None:
+        return [partial], [ties]
+    ties = ties.masked_fill(partial.isnan(), 1)  # as the kernel has it
+    n, mine = graph.num_owned, graph.feature_slice
+    best = [partial.new_zeros(n, width) for width in widths]
+    count = [ties.new_zeros(n, width) for width in widths]
+    best[mine], count[mine] = partial[:n].clone(), ties[:n].clone()
+
+    def take(rows: Tensor, values: Tensor, k: int) -> None:
+        at, (here, tied) = rows.long(), values.split(widths[k], 1)
+        before, met, more = best[k][at], count[k][at], tied.to(ties.dtype)
+        now = torch.maximum(before, here) if largest else torch.minimum(before, here)
+        now = torch.where(met == 0, here, torch.where(more == 0, before, now))
+        best[k][at] = now
+        total = met * (before == now) + more * (here == now)
+        count[k][at] = total.masked_fill_(now.isnan(), 1)
+
+    return_partials(
+        graph, torch.cat([partial, ties.to(partial.dtype)], 1), [2 * width for width in widths],
+        take, layer=layer, as_is=True,
+    )  # fmt: skip
+    return best, count
 
 
 def extremum(

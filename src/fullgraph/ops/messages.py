@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fullgraph.comm.stale import Call
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.ops.edge_list import EdgeList, Piece
 from fullgraph.ops.halo import fetch_and_send_back, for_each_kept, for_each_source, new_halo
 from fullgraph.ops.reductions import KINDS, Reducible, Reduction
+from fullgraph.ops.targets import to_targets
 
 # A piece has at least so many edges, however small a message may be.
 MIN_EDGES = 64
@@ -101,7 +103,7 @@ class Pass:
         sizes = {"each": self.edges.num_edges}
         return [
             KINDS[spec.kind](
-                sizes.get(spec.kind, graph.num_owned), spec.tail, spec.dtype, graph.group
+                sizes.get(spec.kind, graph.num_targets), spec.tail, spec.dtype, graph.group
             )
             for spec in self.specs
         ]  # fmt: skip
@@ -132,9 +134,11 @@ class _MessagePass(torch.autograd.Function):
             for reduction, messages in zip(reductions, found):
                 reduction.add(piece, messages.index, reduction.wide_rows(messages.values))
 
-        _walk(task, packed, use, halo)
+        ctx.call = _walk(task, packed, use, halo, task.layer)
         ctx.task, ctx.inputs, ctx.packed = task, _shapes_of(inputs), _without_rows(packed)
         ctx.reductions, ctx.has_halo = reductions, halo is not None
+        for reduction in reductions if graph.targets is not None else []:
+            reduction.merge(graph, task.layer)
         results = tuple(reduction.finish() for reduction in reductions)
         constant = [r for r, spec in zip(results, task.specs) if not spec.differentiable]
         ctx.mark_non_differentiable(*constant)
@@ -156,12 +160,18 @@ class _MessagePass(torch.autograd.Function):
             packed.rows = saved.pop()
         grouped = ctx.inputs.like([*ctx.inputs.sources, *saved])
         inputs = Inputs(**vars(grouped))
+        graph = task.edges.graph
         needs = ctx.inputs.like(ctx.needs_input_grad[2:])
         reductions: list[Reduction] = ctx.reductions
         wanted = [
             None if g is None or not spec.differentiable else r.start_backward(g)
             for r, g, spec in zip(reductions, grads, task.specs)
         ]
+        if graph.targets is not None:
+            wanted = [
+                None if g is None else r.spread(g, graph, task.layer)
+                for g, r in zip(wanted, reductions)
+            ]
         sums = _Gradients(inputs, needs, task)
 
         def use(piece: Piece, sources: list[Tensor], into: Tensor | None) -> None:
@@ -188,12 +198,21 @@ class _MessagePass(torch.autograd.Function):
             by_input = [next(found_grads) if t.requires_grad else None for t in leaves.flat()]
             sums.add(inputs.like(by_input), piece, packed, into)
 
-        _walk_back(task, packed, use, halo, sums)
+        _walk_back(task, packed, use, halo, sums, ctx.call)
         return None, None, *sums.results()
 
 
 def message_pass(task: Pass, inputs: Inputs) -> tuple[Tensor, ...]:
     """The results of all reductions of a pass: [n, ...], [E, ...] for "each", a row for "total"."""
+    graph, layer = task.edges.graph, task.layer
+    inputs = replace(
+        inputs,
+        targets=[to_targets(graph, t, layer=layer) for t in inputs.targets],
+        known=[
+            to_targets(graph, z, layer=layer) if per_row else z
+            for z, per_row in zip(inputs.known, task.known_per_row)
+        ],
+    )
     return _MessagePass.apply(task, inputs, *inputs.flat())
 
 
@@ -210,6 +229,7 @@ class _Packed:
         for other in floats[1:]:
             dtype = torch.promote_types(dtype, other)
         self.dtypes = [t.dtype for t in tensors]
+        self.has_integers = len(floats) < len(tensors)
         self.tails = [t.shape[1:] for t in tensors]
         self.places: list[slice] = []
         first, columns = 0, []
@@ -386,8 +406,9 @@ def _pieces(
 
 def _walk(
     task: Pass, packed: _Packed | None, use: Callable[[Piece, list[Tensor]], None],
-    halo: Tensor | None, *, kept: bool = False,
-) -> None:  # fmt: skip
+    halo: Tensor | None, layer: str | Call, *, kept: bool = False,
+) -> Call:  # fmt: skip
+    """Returns what the walk back is to be given."""
     graph = task.edges.graph
 
     def use_chunk(block: Block, chunk: Chunk, rows: Tensor) -> None:
@@ -398,18 +419,20 @@ def _walk(
         for block in graph.edges.blocks:
             for piece, sources in _pieces(task, None, block, block.whole, None):
                 use(piece, sources)
-    elif kept and halo is not None:
-        for_each_kept(graph, packed.rows, use_chunk, halo=halo)
-    else:
-        for_each_source(graph, packed.rows, use_chunk, layer=task.layer, halo=halo)
+        return Call(task.layer)
+    if kept and halo is not None:
+        return for_each_kept(graph, packed.rows, use_chunk, halo=halo, layer=layer)
+    return for_each_source(
+        graph, packed.rows, use_chunk, layer=layer, halo=halo, as_is=packed.has_integers
+    )
 
 
 def _walk_back(
     task: Pass, packed: _Packed | None, use: Callable[[Piece, list[Tensor], Tensor | None], None],
-    halo: Tensor | None, sums: _Gradients,
+    halo: Tensor | None, sums: _Gradients, call: Call,
 ) -> None:  # fmt: skip
     if packed is None or not sums.sources_needed:
-        _walk(task, packed, lambda piece, sources: use(piece, sources, None), halo,
+        _walk(task, packed, lambda piece, sources: use(piece, sources, None), halo, call,
               kept=halo is not None)  # fmt: skip
         return
 
@@ -421,7 +444,13 @@ def _walk_back(
     wide = _wide(packed.rows.dtype)
     sums.d_rows = torch.zeros_like(packed.rows, dtype=wide)
     fetch_and_send_back(
-        task.edges.graph, packed.rows, sums.d_rows, use_chunk, layer=task.layer, halo=halo
+        task.edges.graph,
+        packed.rows,
+        sums.d_rows,
+        use_chunk,
+        layer=call,
+        halo=halo,
+        as_is=packed.has_integers,
     )
 
 

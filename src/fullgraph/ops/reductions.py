@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from fullgraph import kernels
+from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
+from fullgraph.ops.extremum import merge_extrema
+from fullgraph.ops.targets import fetch_targets, return_partials, to_owners
 
 
 class Targets(Protocol):
@@ -78,6 +81,15 @@ class Reduction:
         """[e, columns]: the gradient of these messages, given what `start_backward` returned."""
         raise NotImplementedError
 
+    def merge(self, graph: DistributedGraph, layer: str) -> None:
+        """Where edges live elsewhere than their targets: from results of this rank's edges, [T,
+        columns], to those of all ranks', of the owned rows. Called once, before `finish`."""
+
+    def spread(self, grad: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
+        """And back: what `gradient` needs, of all targets, from that of the owned rows. What
+        `start_backward` returned is turned into what `gradient` is given."""
+        return grad
+
     def wide_rows(self, values: Tensor) -> Tensor:
         return values.detach().reshape(-1, self.columns).to(self.wide).contiguous()
 
@@ -98,6 +110,12 @@ class Sum(Reduction):
         self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
     ) -> Tensor:
         return grad.index_select(0, _rows_of(piece, index))
+
+    def merge(self, graph: DistributedGraph, layer: str) -> None:
+        self.result = to_owners(graph, self.result, layer=layer)
+
+    def spread(self, grad: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
+        return _fetch(graph, grad, layer)
 
 
 class _Extremum(Reduction):
@@ -139,13 +157,24 @@ class _Extremum(Reduction):
         return super().finish()
 
     def start_backward(self, grad: Tensor) -> Tensor:
+        self.at_targets = self.result
         return super().start_backward(grad) / (self.ties + (self.result == 0))
 
     def gradient(
         self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
     ) -> Tensor:
         rows = _rows_of(piece, index)
-        return torch.where(values == self.result[rows], grad[rows], 0)
+        return torch.where(values == self.at_targets[rows], grad[rows], 0)
+
+    def merge(self, graph: DistributedGraph, layer: str) -> None:
+        (self.result,), (self.ties,) = merge_extrema(
+            graph, self.result, self.ties, [self.columns], largest=self.largest, layer=layer
+        )
+        self.met = (self.ties > 0).any(1)
+
+    def spread(self, grad: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
+        self.at_targets = _fetch(graph, self.result, layer)
+        return _fetch(graph, grad, layer)
 
 
 class Max(_Extremum):
@@ -177,11 +206,31 @@ class Product(Reduction):
     def gradient(
         self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
     ) -> Tensor:
-        rows = _rows_of(piece, index)
+        rows, (factors, zeros) = _rows_of(piece, index), self.at_targets
         is_zero = values == 0
-        other_zeros = self.zeros[rows] - is_zero.to(torch.int32)
-        others = self.result[rows] / values.masked_fill(is_zero, 1)
+        other_zeros = zeros[rows] - is_zero.to(torch.int32)
+        others = factors[rows] / values.masked_fill(is_zero, 1)
         return (grad[rows] * others).masked_fill(other_zeros > 0, 0)
+
+    def start_backward(self, grad: Tensor) -> Tensor:
+        self.at_targets = self.result, self.zeros
+        return super().start_backward(grad)
+
+    def merge(self, graph: DistributedGraph, layer: str) -> None:
+        partial, n = torch.cat([self.result, self.zeros.to(self.wide)], 1), graph.num_owned
+        self.result, self.zeros = self.result[:n].clone(), self.zeros[:n].clone()
+
+        def take(rows: Tensor, values: Tensor, _: int) -> None:
+            factors, zeros = values.split(self.columns, 1)
+            self.result[rows.long()] *= factors
+            self.zeros[rows.long()] += zeros.to(torch.int32)
+
+        return_partials(graph, partial, [2 * self.columns], take, layer=layer, as_is=True)
+
+    def spread(self, grad: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
+        zeros = _fetch(graph, self.zeros.to(self.wide), layer).to(torch.int32)
+        self.at_targets = _fetch(graph, self.result, layer), zeros
+        return _fetch(graph, grad, layer)
 
 
 class Total(Reduction):
@@ -229,6 +278,11 @@ def _rows_of(piece: Targets, index: Tensor | None) -> Tensor:
     if index is None:
         return torch.repeat_interleave(piece.rows, piece.offsets.diff())
     return piece.rows[index]
+
+
+def _fetch(graph: DistributedGraph, rows: Tensor, layer: str) -> Tensor:
+    """[T, columns] in the backward pass."""
+    return fetch_targets(graph, rows, layer=layer, direction="backward", as_is=True)
 
 
 def _in_order(values: Tensor) -> Tensor:

@@ -1,0 +1,203 @@
+"""Rows to where edges end, and partial results back: the R of Z = R A G H.
+
+Where edges live elsewhere than with the owner of their target, a rank computes for T targets, its
+own n rows first; see `comm.targets`. Under the placement `destination` the targets are the owned
+rows, and nothing here does anything.
+
+`fetch_targets` and `sum_to_owners` know nothing of autograd and are each other's adjoint;
+`to_targets` and `to_owners` are their differentiable form.
+
+In a grid of K slices of the columns, tensors of owned rows come as K pieces (see `ops.halo`), and
+those of targets have the columns of this rank's slice. What is not sliced, such as a number for
+each node, is the same on the K ranks that share their edges: they all get it, and only the first
+of them has a part in a sum, which so counts an edge once.
+
+Letters: n owned rows, T targets, F columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullgraph import kernels
+from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.comm.plan import Message
+from fullgraph.ops.halo import Pieces, exchange
+
+TakePartial = Callable[[Tensor, Tensor, int], None]
+
+
+def fetch_targets(
+    graph: DistributedGraph, rows: Pieces, *, layer: str, direction: str = "forward",
+    sliced: bool = True, as_is: bool = False,
+) -> Tensor:  # fmt: skip
+    """[T, F]: the rows of every target, fetched from their owners.
+
+    Args:
+        rows: [n, F], contiguous, or pieces; with `sliced`, of each rank's slice of the columns.
+        direction: "forward" or "backward", for the account.
+        as_is: they have to arrive as they are, so that they travel in no other dtype.
+    """
+    pieces = [rows] if isinstance(rows, Tensor) else [*rows]
+    mine = pieces[graph.feature_slice if sliced else 0]
+    if graph.targets is None:
+        return mine
+    targets, plan = graph.targets, graph.targets.plan
+    out = mine.new_empty(targets.num_rows, mine.shape[1])
+    out[: graph.num_owned] = mine
+
+    def make(message: Message) -> Tensor:
+        piece = _of_peer(graph, pieces, message, sliced)
+        chosen = plan.send_rows[message.peer][message.first_row : message.last_row]
+        packed = piece.new_empty(message.num_rows, piece.shape[1])
+        kernels.gather_rows(piece, chosen, packed)
+        return packed
+
+    exchange(
+        graph, layer, direction, as_is, make=make,
+        allot=lambda message: _of_owner(graph, out, message), take=lambda message, received: None,
+        meanwhile=lambda: None,
+    ).run(plan.fetch_ticks(_max_rows(graph, pieces)), graph.schedule.prefetch)  # fmt: skip
+    return out
+
+
+def return_partials(
+    graph: DistributedGraph, partial: Tensor, widths: list[int], take: TakePartial, *, layer: str,
+    direction: str = "forward", sliced: bool = True, as_is: bool = False,
+) -> None:  # fmt: skip
+    """Hand partial results of other ranks' targets to their owners.
+
+    Args:
+        partial: [T, F], contiguous.
+        widths: how many columns the partial results of each slice have.
+        take: `take(rows, values, k)` is given what a rank of slice k has for the owned `rows`,
+            int32, distinct.
+    """
+    assert graph.targets is not None
+    plan = graph.targets.plan
+
+    def of_peer(message: Message) -> int:
+        return graph.placement.coordinates(message.peer)[2] if sliced else 0
+
+    def received(message: Message, values: Tensor) -> None:
+        rows = plan.send_rows[message.peer][message.first_row : message.last_row]
+        take(rows, values, of_peer(message))
+
+    exchange(
+        graph, layer, direction, as_is,
+        make=lambda message: _of_owner(graph, partial, message),
+        allot=lambda message: partial.new_empty(message.num_rows, widths[of_peer(message)]),
+        take=received, meanwhile=lambda: None,
+    ).run(
+        plan.return_ticks(graph.max_rows(partial.element_size() * max(widths))),
+        graph.schedule.prefetch,
+    )  # fmt: skip
+
+
+def sum_to_owners(
+    graph: DistributedGraph, partial: Tensor, widths: list[int] | None = None, *, layer: str,
+    direction: str = "forward", sliced: bool = True,
+) -> list[Tensor]:  # fmt: skip
+    """K pieces [n, F_k]: of every owned row the sum of the partial results [T, F] of all ranks.
+
+    widths: F_k of all pieces, by default one piece of F.
+    """
+    widths = [partial.shape[1]] if widths is None else widths
+    if graph.targets is None:
+        return [partial]
+    n, mine = graph.num_owned, graph.feature_slice if sliced else 0
+    # A copy, not a view that keeps the rows of other ranks.
+    pieces = [
+        partial[:n].clone() if k == mine else partial.new_zeros(n, width)
+        for k, width in enumerate(widths)
+    ]
+
+    def add(rows: Tensor, values: Tensor, k: int) -> None:
+        kernels.scatter_add_rows(pieces[k], rows, values)
+
+    return_partials(graph, partial, widths, add, layer=layer, direction=direction, sliced=sliced)
+    return pieces
+
+
+def _of_owner(graph: DistributedGraph, of_targets: Tensor, message: Message) -> Tensor:
+    """The rows of a message to or from an owner, in a tensor [T, F]."""
+    assert graph.targets is not None
+    first = graph.targets.first_row(message.peer)
+    return of_targets[first + message.first_row : first + message.last_row]
+
+
+def _of_peer(
+    graph: DistributedGraph, pieces: list[Tensor], message: Message, sliced: bool
+) -> Tensor:
+    return pieces[graph.placement.coordinates(message.peer)[2] if sliced else 0]
+
+
+def _max_rows(graph: DistributedGraph, pieces: list[Tensor]) -> int:
+    return graph.max_rows(pieces[0].element_size() * max(p.shape[1] for p in pieces))
+
+
+# Differentiable, not sliced ----------------------------------------------------------------------
+
+
+class _ToTargets(torch.autograd.Function):
+    """y[t] = x[row(t)] for every target. Backward: dx = Σ over ranks of dy."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
+        ctx.graph, ctx.layer = graph, layer
+        return fetch_targets(graph, rows, layer=layer, direction="forward", sliced=False)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (dx,) = sum_to_owners(
+            ctx.graph, grad.contiguous(), layer=ctx.layer, direction="backward", sliced=False
+        )
+        return dx, None, None
+
+
+class _ToOwners(torch.autograd.Function):
+    """y[i] = Σ over ranks, of slice 0 in a grid, of x[target i]. Backward: dx[t] = dy[row(t)]."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
+        ctx.graph, ctx.layer = graph, layer
+        if graph.feature_slice > 0:
+            partial = torch.zeros_like(partial)
+        (total,) = sum_to_owners(graph, partial, layer=layer, direction="forward", sliced=False)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        dx = fetch_targets(
+            ctx.graph, grad.contiguous(), layer=ctx.layer, direction="backward", sliced=False
+        )
+        return (dx.zero_() if ctx.graph.feature_slice > 0 else dx), None, None
+
+
+def to_targets(graph: DistributedGraph, rows: Tensor, *, layer: str = "-") -> Tensor:
+    """[T, ...]: the rows [n, ...] of every target of this rank. Differentiable; an exchange, where
+    targets are other than the owned rows. Integers travel as float64, exact to 2**53."""
+    if graph.targets is None:
+        return rows
+    return _by_columns(rows, lambda flat: _ToTargets.apply(flat, graph, layer))
+
+
+def to_owners(graph: DistributedGraph, partial: Tensor, *, layer: str = "-") -> Tensor:
+    """[n, ...]: for every owned row the sum of all ranks' [T, ...]. Differentiable; an exchange,
+    where targets are other than the owned rows. Integers are summed as float64."""
+    if graph.targets is None:
+        return partial
+    return _by_columns(partial, lambda flat: _ToOwners.apply(flat, graph, layer))
+
+
+def _by_columns(values: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+    flat = values.reshape(values.shape[0], values.shape[1:].numel()).contiguous()
+    kept = flat if flat.is_floating_point() else flat.double()
+    out = apply(kept).to(values.dtype)
+    return out.view(-1, *values.shape[1:])
