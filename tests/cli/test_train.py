@@ -127,6 +127,43 @@ def test_train_runs_under_torchrun(tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "run").iterdir()} == FILES
 
 
+def test_what_is_approximate_says_so_everywhere(tmp_path: Path) -> None:
+    options = ("--workers", 2, "--threads", 1, "--epochs", 6, "--schedule", "delayed:2")
+    code, out, err = run(
+        "train", SMALL, *options, "--wire", "bf16", "--check-drift", 3, "--out", "run", cwd=tmp_path
+    )
+    assert (code, err) == (0, "")
+    said = "schedule delayed:2 with wire bf16"
+    lines = out.splitlines()
+    assert f"training is approximate: {said}" in lines
+    assert f"training is approximate ({said}), as is its evaluation" in lines
+    assert sum("drift: outputs" in line for line in lines) == 2
+    folder = RunFolder(tmp_path / "run")
+    result = folder.result()
+    assert (result["exact"], result["approximate"], result["wire"]) == (False, said, "bf16")
+    assert [line["epoch"] for line in folder.metrics() if "drift" in line] == [3, 6]
+    assert {p.name for p in folder.path.iterdir()} == FILES
+    code, out, err = run("predict", "run", "--threads", 1, cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert f"trained approximately ({said}); predictions are exact" in out.splitlines()
+    with np.load(tmp_path / "predictions.npz") as saved:
+        assert saved["test"] == pytest.approx(result["test"], abs=0.05)
+    code, out, _ = run("info", "run", cwd=tmp_path)
+    assert "bf16" in out
+
+
+@pytest.mark.parametrize("options", [("--schedule", "local"), ("--wire", "bf16")])
+def test_exact_refuses_what_is_not_and_names_what_is(
+    options: tuple[str, str], tmp_path: Path
+) -> None:
+    code, _, err = run("train", SMALL, "--exact", *options, "--out", "run", cwd=tmp_path)
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+    for name in (options[1], "'sequential'", "'oneshot'", "'float32'"):
+        assert name in err
+    assert not (tmp_path / "run").exists()
+
+
 def _long_run(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """Two workers in the middle of training, and all processes of the run."""
     process = start(

@@ -209,3 +209,41 @@ def test_a_result_without_epochs_is_plain_json() -> None:
     assert line["epochs"] == 0
     assert line["epoch_seconds"] is None
     assert line["tested_epoch"] is None
+
+
+def _drifting(group: Group, check_drift: int, schedule: str, wire: str) -> tuple[Any, Any, Any]:
+    """Losses, drifts and weights, of a model with all that could be disturbed."""
+    graph = share(small(), group).with_schedule(schedule, wire)
+    model = _small_model(norm="batch", dropout=0.5, layers=3)
+    result = fit(model, graph, epochs=9, check_drift=check_drift)
+    weights = torch.cat([v.flatten().double() for v in model.state_dict().values()])
+    sent = [epoch.own_bytes_sent for epoch in result.epochs]
+    return [e.loss for e in result.epochs], (sent, result), weights
+
+
+@pytest.mark.parametrize(
+    ("schedule", "wire"), [("delayed:2", "float32"), ("local", "float32"), ("oneshot", "bf16")]
+)
+def test_checking_drift_changes_no_bit_of_the_run(schedule: str, wire: str) -> None:
+    without = run_ranks(_drifting, 2, 0, schedule, wire)
+    checked = run_ranks(_drifting, 2, 3, schedule, wire)
+    for (losses, (sent, _), weights), (others, (sent_too, result), other_weights) in zip(
+        without, checked
+    ):
+        assert losses == others
+        assert sent == sent_too
+        assert torch.equal(weights, other_weights)
+        drifts = {e.epoch: e.drift for e in result.epochs if e.drift}
+        assert [*drifts] == [3, 6, 9]
+        assert all(1e-4 < value < 2 for drift in drifts.values() for value in drift.values())
+        assert result.to_json()["drift"] == drifts[9]
+        assert result.epochs[2].to_json()["drift"] == drifts[3]
+        assert "drift" not in result.epochs[1].to_json()
+    assert [r.epochs[2].drift for _, (_, r), _ in checked[:1]] == [
+        r.epochs[2].drift for _, (_, r), _ in checked[1:]
+    ]
+
+
+def test_there_is_no_drift_where_training_is_exact() -> None:
+    for _, (_, result), _ in run_ranks(_drifting, 2, 9, "oneshot", "float32"):
+        assert max(result.epochs[8].drift.values()) < 1e-5

@@ -107,7 +107,8 @@ def _run_tables(folder: Path, verify: bool) -> list[Table]:
     run = RunFolder(folder)
     config = run.config()
     asked = {**config["graph"], **config["model"], **config["training"]}
-    asked |= {key: config[key] for key in ("workers", "threads", "schedule", "timeout")}
+    asked |= {key: config[key] for key in ("workers", "threads", "schedule", "wire", "timeout")
+              if key in config}  # fmt: skip
     tables = [_facts("asked for", asked)]
     if run.has_result():
         result = run.result()

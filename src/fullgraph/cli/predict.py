@@ -49,6 +49,9 @@ def _predict(
     content = folder.config()
     folder.weights()
     config = RunConfig.from_json(content)
+    if config.approximate:
+        print(f"trained approximately ({config.approximate}); predictions are exact")
+        config = dataclasses.replace(config, schedule="sequential", wire="float32")
     source = dataclasses.replace(config.graph, parts=None)
     if graph is not None:
         normalized = config.graph.normalize_features

@@ -50,7 +50,17 @@ def train(
         help="Parts to make of the graph; one a worker unless given.")] = None,
     method: Annotated[str, typer.Option(help="Partitioning: metis, random, contiguous.")] = "metis",
     schedule: Annotated[str, typer.Option(
-        help="sequential[:prefetch=N,remat=on|off] or oneshot.")] = "sequential",
+        help="sequential[:prefetch=N,remat=on|off] or oneshot; approximate: delayed:R, where "
+        "remote rows travel once in R epochs and are stale in between, or local, without them.")
+    ] = "sequential",
+    wire: Annotated[str, typer.Option(
+        help="What rows travel in: float32, their own dtype, or bf16, approximate and half as big.")
+    ] = "float32",
+    exact: Annotated[bool, typer.Option(
+        "--exact", help="Refuse a schedule or wire that is approximate.")] = False,
+    check_drift: Annotated[int, typer.Option(
+        help="Every so many epochs, print the relative error of outputs and gradients against an "
+        "exact schedule; 0: never.")] = 0,
     threads: Annotated[int | None, typer.Option(
         help="Of each worker; an equal share of the cores unless given.")] = None,
     timeout: Annotated[float, typer.Option(
@@ -62,7 +72,7 @@ def train(
     as_json: Annotated[bool, typer.Option(
         "--json", help="Print the result as JSON, as the last line; nothing else.")] = False,
 ) -> None:  # fmt: skip
-    """Train a model on the whole graph, exactly, with any number of workers."""
+    """Train a model on the whole graph with any number of workers: exactly, unless told not to."""
     options = {k: v for k, v in locals().items() if k not in ("out", "overwrite", "as_json")}
     with errors_in_a_line():
         config = _config(**options)
@@ -80,7 +90,8 @@ def train(
 def _config(
     graph: str, split: int, parts: int | None, method: str, normalize_features: bool, model: str,
     layers: int, hidden: int, dropout: float, input_dropout: float, norm: str,
-    workers: int | None, threads: int | None, schedule: str, timeout: float, **training: Any,
+    workers: int | None, threads: int | None, schedule: str, wire: str, exact: bool, timeout: float,
+    **training: Any,
 ) -> RunConfig:  # fmt: skip
     from fullgraph.training.config import GraphOptions, RunConfig
     from fullgraph.training.launch import default_threads
@@ -99,6 +110,8 @@ def _config(
         workers=workers,
         threads=threads if threads is not None else default_threads(max(1, workers)),
         schedule=schedule,
+        wire=wire,
+        exact=exact,
         timeout=timeout,
     )
 
@@ -132,6 +145,8 @@ def _train_with_workers(config: RunConfig, out: Path, overwrite: bool, quiet: bo
         folder.create(config.to_json(), overwrite)
         if not quiet:
             print(f"starting {config.workers} worker(s) of {config.threads} thread(s)", flush=True)
+            if config.approximate:
+                print(f"training is approximate: {config.approximate}", flush=True)
         arguments = {
             "config": config.to_json(), "out": str(out.absolute()), "quiet": quiet,
             "graph": str(graph.path.absolute()),
@@ -179,6 +194,9 @@ def _say_result(out: Path, as_json: bool) -> None:
         return
     if result["test"] is not None:
         print(f"test {result['metric']} {result['test']:.4f} (epoch {result['tested_epoch']})")
+    if result.get("approximate"):
+        exact = "evaluated exactly" if result["wire"] == "float32" else "as is its evaluation"
+        print(f"training is approximate ({result['approximate']}), {exact}")
     peak = max(result["peak_memory_bytes"], default=0)
     print(
         f"{result['epochs']} epochs, {result['epoch_seconds']:.3g} s each (median), peak memory "

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
-from fullgraph.comm.schedule import Schedule
+from fullgraph.comm.exchange import wire_dtype
+from fullgraph.comm.schedule import EXACT, Schedule
 from fullgraph.graph.assign import METHODS
 from fullgraph.training.models import ModelOptions
 from fullgraph.training.options import FitOptions
@@ -36,8 +37,9 @@ class GraphOptions:
 class RunConfig:
     """A training run.
 
-    ``threads``: of each worker. ``timeout``: the longest any single wait between workers may take,
-    in seconds.
+    ``threads``: of each worker. ``wire``: the dtype that rows travel in. ``exact``: whether what is
+    approximate is refused. ``timeout``: the longest any single wait between workers may take, in
+    seconds.
     """
 
     graph: GraphOptions
@@ -46,13 +48,25 @@ class RunConfig:
     workers: int = 1
     threads: int = 1
     schedule: str = "sequential"
+    wire: str = "float32"
+    exact: bool = False
     timeout: float = 300.0
+
+    @property
+    def approximate(self) -> str:
+        """What makes training approximate, in words; empty where nothing does."""
+        return approximations(Schedule.parse(self.schedule), self.wire)
 
     def validate(self) -> None:
         """Raises ValueError naming the option; does not look at the graph."""
         self.model.validate()
         self.training.validate()
-        Schedule.parse(self.schedule)
+        wire_dtype(self.wire)
+        if self.approximate and self.exact:
+            raise ValueError(
+                f"--exact was given, and {self.approximate} is approximate. Exact schedules are "
+                f"{EXACT}, and the exact wire is 'float32'"
+            )
         for key in ("workers", "threads"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
@@ -79,6 +93,13 @@ class RunConfig:
             return RunConfig(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the configuration of a run: {error}") from error
+
+
+def approximations(schedule: Schedule, wire: str) -> str:
+    """What makes training approximate, in words; empty where nothing does."""
+    words = [] if schedule.exact else [f"schedule {schedule}"]
+    words += [] if wire == "float32" else [f"wire {wire}"]
+    return " with ".join(words)
 
 
 def check_parts(parts: int | None, workers: int) -> None:

@@ -1,4 +1,4 @@
-"""The picture of a run: loss and metrics against epochs."""
+"""The picture of a run: loss, metrics and, where it was looked at, drift against epochs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = {"train": "#7a7a7a", "val": "#1f77b4", "test": "#d95f02"}
+DRIFT = {"outputs": "#1b9e77", "gradients": "#7570b3"}
 NAMES = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -27,13 +28,13 @@ def draw_curves(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained", dpi=150)
+    draws = [_draw_loss, lambda axes, lines: _draw_metrics(axes, lines, metric)]
+    draws += [_draw_drift] if any("drift" in line for line in lines) else []
+    figure = Figure(figsize=(4.5 * len(draws), 3.6), layout="constrained", dpi=150)
     canvas = FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
     figure.suptitle(title, fontsize=10)
-    _draw_loss(left, lines)
-    _draw_metrics(right, lines, metric)
-    for axes in (left, right):
+    for axes, draw in zip(figure.subplots(1, len(draws)), draws):
+        draw(axes, lines)
         axes.set_xlabel("epoch")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
@@ -59,3 +60,15 @@ def _draw_metrics(axes: Axes, lines: list[dict[str, Any]], metric: str) -> None:
     if axes.lines:
         axes.legend(frameon=False, fontsize=8)
     axes.set_ylabel(metric.replace("_", " "))
+
+
+def _draw_drift(axes: Axes, lines: list[dict[str, Any]]) -> None:
+    drifts = [(line["epoch"], line["drift"]) for line in lines if "drift" in line]
+    for name, color in DRIFT.items():
+        points = [(epoch, drift[name]) for epoch, drift in drifts if drift.get(name)]
+        if points:
+            axes.plot(*zip(*points), color=color, linewidth=1.2, marker=".", label=name)
+            axes.set_yscale("log")
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8)
+    axes.set_ylabel("relative error against exact")

@@ -25,6 +25,7 @@ from fullgraph.graph.parts import GraphMeta
 from fullgraph.nn.convert import convert
 from fullgraph.ops.gradients import broadcast_parameters, sum_gradients
 from fullgraph.ops.reduce import cross_entropy
+from fullgraph.training.drift import DriftCheck
 from fullgraph.training.memory import PeakMemory
 from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import run_model
@@ -157,18 +158,29 @@ class _Run:
                 return
 
     def _train(self, number: int) -> Epoch:
-        graph, model = self.graph, self.model
-        sent, start = graph.traffic.bytes_sent, time.perf_counter()
+        graph, model, every = self.graph, self.model, self.options.check_drift
         model.train()
+        check = DriftCheck(model, graph) if every and number % every == 0 else None
+        sent, start = graph.traffic.bytes_sent, time.perf_counter()
         self.optimizer.zero_grad()
+        out, loss = self._backward(model, graph)
+        seconds = time.perf_counter() - start
+        epoch = Epoch(number, loss.item(), 0.0, own_bytes_sent=graph.traffic.bytes_sent - sent)
+        if check is not None:
+            epoch.drift = check.measure(model, out, lambda *args: self._backward(*args)[0])
+        start = time.perf_counter()
+        self.optimizer.step()
+        epoch.seconds = seconds + time.perf_counter() - start
+        return epoch
+
+    def _backward(self, model: torch.nn.Module, graph: DistributedGraph) -> tuple[Tensor, Tensor]:
+        """Output and loss of a step; its gradients are on the parameters, of all ranks."""
         out = self.forward(model, graph)
         assert graph.y is not None
         loss = cross_entropy(out, graph.y, graph.masks.get("train"), group=graph.group)
         loss.backward()
         sum_gradients(model, graph.group)
-        self.optimizer.step()
-        seconds = time.perf_counter() - start
-        return Epoch(number, loss.item(), seconds, own_bytes_sent=graph.traffic.bytes_sent - sent)
+        return out, loss
 
     def _evaluate(self, epoch: Epoch) -> None:
         start = time.perf_counter()

@@ -23,6 +23,8 @@ class FitOptions:
         keep: the weights to end with, and to test: of the evaluated epoch with the "best"
             validation metric (the earliest of equals; the last where there is no validation
             mask), or of the "last".
+        check_drift: every so many epochs, compare outputs and gradients with those of an exact
+            schedule on the same weights (see `training.drift`); 0: never.
     """
 
     epochs: int = 200
@@ -34,10 +36,17 @@ class FitOptions:
     metric: str = "accuracy"
     eval_every: int = 1
     keep: str = "best"
+    check_drift: int = 0
 
     def validate(self) -> None:
         """Raises ValueError naming the option."""
-        for key, low in (("epochs", 1), ("eval_every", 1), ("patience", 0), ("seed", 0)):
+        for key, low in (
+            ("epochs", 1),
+            ("eval_every", 1),
+            ("patience", 0),
+            ("seed", 0),
+            ("check_drift", 0),
+        ):
             if getattr(self, key) < low:
                 raise ValueError(f"{key} must be at least {low}, got {getattr(self, key)}")
         if not (self.lr > 0 and math.isfinite(self.lr)):

@@ -49,6 +49,9 @@ class TrainingProgress:
             self._last = epoch
         if self.quiet:
             return
+        if epoch.drift:
+            say = print if self._bar is None else self._bar.console.print
+            say(self.drift_line(epoch))
         if self._bar is not None:
             self._bar.update(self._task, completed=epoch.epoch, description=self.short(epoch))
         elif epoch.epoch % self._every == 0 or epoch.epoch in (1, self.epochs):
@@ -64,6 +67,11 @@ class TrainingProgress:
         if last is not None:
             words += f"  peak memory {megabytes(max(last.peak_memory_bytes))} a worker"
         return words
+
+    def drift_line(self, epoch: Epoch) -> str:
+        """How far an approximate epoch was from an exact one."""
+        errors = "  ".join(f"{name} {value:.2e}" for name, value in epoch.drift.items())
+        return f"epoch {epoch.epoch:>{len(str(self.epochs))}}/{self.epochs}  drift: {errors}"
 
     def short(self, epoch: Epoch) -> str:
         """The same, to fit beside a bar on a terminal of 80 columns."""

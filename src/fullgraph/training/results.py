@@ -16,6 +16,8 @@ class Epoch:
     ``metrics``: by split ("train", "val", "test"), with the weights after the update; empty where
     the epoch was not evaluated, as are the two lists. ``peak_memory_bytes``: of each rank, since
     training began. ``bytes_sent``: by the layers of each rank in this training step.
+    ``drift``: relative errors of "outputs" and "gradients" against the exact step; empty where they
+    were not looked at.
     """
 
     epoch: int
@@ -26,6 +28,7 @@ class Epoch:
     evaluation_seconds: float = 0.0
     peak_memory_bytes: list[int] = field(default_factory=list)
     bytes_sent: list[int] = field(default_factory=list)
+    drift: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; None for what is not a finite number."""
@@ -39,6 +42,8 @@ class Epoch:
                 "peak_memory_bytes": self.peak_memory_bytes,
                 "bytes_sent": self.bytes_sent,
             }
+        if self.drift:
+            line["drift"] = {name: finite(value) for name, value in self.drift.items()}
         return line
 
 
@@ -83,6 +88,7 @@ class FitResult:
             "epoch_seconds": finite(self.epoch_seconds),
             "peak_memory_bytes": last.peak_memory_bytes if last else [],
             "bytes_sent": last.bytes_sent if last else [],
+            "drift": next((e.to_json()["drift"] for e in reversed(self.epochs) if e.drift), None),
         }
 
 

@@ -68,7 +68,9 @@ def finish(
         "parts": graph.meta.num_parts,
         "placement": graph.meta.placement,
         "schedule": str(graph.schedule),
-        "exact": graph.schedule.exact,
+        "wire": graph.wire,
+        "exact": graph.exact,
+        "approximate": config.approximate or None,
         "model": config.model.name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "seed": config.training.seed,
@@ -76,6 +78,8 @@ def finish(
         "traffic": traffic,
     }
     title = f"{config.model.name} on {graph.meta.name}, {graph.group.size} worker(s)"
+    if config.approximate:
+        title += f", approximate: {config.approximate}"
     tested = summary["tested_epoch"]
     draw_curves(folder.path / CURVES, folder.metrics(), result.metric, title, tested)
     folder.write_result(summary)
@@ -115,12 +119,13 @@ def open_graph(group: Group, config: RunConfig, folder: str | None) -> Distribut
     if folder is not None:
         opened = PartitionedFolder.open(folder)
         check_untyped(opened.meta)
-        graph = DistributedGraph.build(opened, group, config.schedule)
+        graph = DistributedGraph.build(opened, group, config.schedule, wire=config.wire)
     else:
         options: dict[str, Any] = {}
         if not Path(source.source).is_dir():
             options = {"parts": source.parts, "method": source.method, "split": source.split}
-        graph = load(source.source, group=group, schedule=config.schedule, **options)
+        options |= {"schedule": config.schedule, "wire": config.wire}
+        graph = load(source.source, group=group, **options)
         check_untyped(graph.meta)
     if source.normalize_features and graph.x is not None:
         graph.x = normalize_features(graph.x)
