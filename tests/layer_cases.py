@@ -794,7 +794,8 @@ CASES: list[LayerCase] = [
         lambda i, o: pyg.GMMConv(i, o, 2, 2, separate_gaussians=True, aggr="add", bias=False),
         takes="edge_attr=pseudo"),
     two("SplineConv", "degree=1, mean", lambda i, o: _spline(i, o, kernel_size=3),
-        takes="edge_attr=pseudo", note="the test puts torch code in place of pyg-lib's splines"),
+        takes="edge_attr=pseudo",
+        note="exact with a stand-in in plain torch for the splines of pyg-lib (torch-spline-conv)"),
     two("SplineConv", "degree=2, closed, add, root_weight=False", lambda i, o: _spline(
         i, o, kernel_size=[4, 3], degree=2, is_open_spline=False, aggr="add", root_weight=False),
         takes="edge_attr=pseudo"),

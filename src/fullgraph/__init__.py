@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fullgraph.comm.schedule import local as local
     from fullgraph.comm.schedule import oneshot as oneshot
     from fullgraph.comm.schedule import sequential as sequential
+    from fullgraph.comm.seeds import SeedGraphs as SeedGraphs
     from fullgraph.nn.convert import UnsupportedLayerError as UnsupportedLayerError
     from fullgraph.nn.convert import convert as convert
     from fullgraph.nn.sign import sign as sign
@@ -45,6 +46,7 @@ _HOME = {
     "comm.hetero": "DistributedHeteroGraph",
     "comm.load": "LoadError load",
     "comm.schedule": "Schedule delayed local oneshot sequential",
+    "comm.seeds": "SeedGraphs",
     "nn.convert": "UnsupportedLayerError convert",
     "nn.sign": "sign",
     "ops.aggregate": "aggregate",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fullgraph import kernels
+from fullgraph.kernels import _ops
 from tests.kernels.csr import few_values, normal, ranges
 
 R = ranges("chunk")
@@ -16,6 +17,29 @@ X, W = normal(R.num_sources, 5), normal(len(R.cols))
 PLACE = (*R.csr, R.rows, R.col_offset)
 T = ranges("plain")  # read as lists by source
 INDEX = torch.randperm(20, dtype=torch.int32)
+
+# Attention: H heads of C channels, n targets. By target as R; by source as T, of whose D ranges
+# each is a source's and whose columns are the n targets.
+H, C, D, N = 2, 3, len(T.begin), T.num_sources
+F = H * C
+SOFTMAX = (normal(R.num_rows, F), normal(R.num_rows, H), normal(R.num_rows, H).abs(), True)
+DROP = (torch.arange(len(R.cols)), 0.5, 1, 2, 3)
+DROP_T = (torch.arange(len(T.cols)), 0.5, 1, 2, 3)
+ORDER = torch.randperm(len(T.cols))  # by target, of the edges by source
+SOURCES, TARGETS, EDGE, ATT = (
+    normal(N, F),
+    normal(R.num_rows, F),
+    normal(len(R.cols), F),
+    normal(H, C),
+)
+SOURCES_T, TARGETS_T, EDGE_T = normal(D, F), normal(N, F), normal(len(T.cols), F)
+STATE, DOUT = normal(R.num_rows, 3 * H).abs(), normal(R.num_rows, F)
+STATE_T, DOUT_T = normal(N, 4 * H).abs(), normal(N, F)
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.float64)
+
 
 CALLS: dict[str, tuple[Any, ...]] = {
     "spmm": (*PLACE, X, W, None, torch.zeros(SHAPE, dtype=X.dtype), True),
@@ -32,7 +56,39 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "gather_rows": (X, INDEX, torch.zeros(20, 5, dtype=X.dtype)),
     "scatter_add_rows": (torch.zeros(SHAPE, dtype=X.dtype), INDEX, normal(20, 5)),
     "dropout": (X, torch.arange(len(X)), torch.zeros_like(X), 0.5, 1, 2, 3),
+    "gat": (
+        *PLACE, SOURCES, normal(N, H), normal(R.num_rows, H), EDGE[:, :H].contiguous(), 0.2, *DROP,
+        *SOFTMAX,
+    ),
+    "gat_grad": (
+        *T.csr, ORDER, SOURCES_T, normal(D, H), EDGE_T[:, :H].contiguous(), STATE_T, DOUT_T, 0.2,
+        *DROP_T, zeros(D, F), zeros(D, H), zeros(N, H), zeros(len(T.cols), H),
+    ),
+    "gatv2": (*PLACE, SOURCES, TARGETS, ATT, EDGE, 0.2, *DROP, *SOFTMAX),
+    "gatv2_grad_target": (
+        *PLACE, SOURCES, TARGETS, ATT, EDGE, STATE, DOUT, 0.2, *DROP, zeros(R.num_rows, F),
+        zeros(H, C), zeros(len(R.cols), F),
+    ),
+    "gatv2_grad_source": (
+        *T.csr, None, ORDER, SOURCES_T, TARGETS_T, ATT, EDGE_T, STATE_T[:, : 3 * H].contiguous(),
+        DOUT_T, 0.2, *DROP_T, zeros(D, F),
+    ),
+    "dot": (*PLACE, SOURCES, normal(N, F, seed=2), TARGETS, EDGE, *DROP, *SOFTMAX),
+    "dot_grad_target": (
+        *PLACE, SOURCES, normal(N, F, seed=2), TARGETS, EDGE, STATE, DOUT, *DROP,
+        zeros(R.num_rows, F), zeros(len(R.cols), F),
+    ),
+    "dot_grad_source": (
+        *T.csr, None, ORDER, SOURCES_T, normal(D, F, seed=2), TARGETS_T, EDGE_T,
+        STATE_T[:, : 3 * H].contiguous(), DOUT_T, *DROP_T, zeros(D, F), zeros(D, F),
+    ),
+    "head_dots": (SOURCES, normal(N, F, seed=2), zeros(N, H)),
 }  # fmt: skip
+
+
+def test_every_op_is_called() -> None:
+    ops = {name for name in vars(_ops) if name in dir(torch.ops.fullgraph) and name[0] != "_"}
+    assert set(CALLS) == ops
 
 
 @pytest.mark.parametrize("name", CALLS)
