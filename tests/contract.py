@@ -22,7 +22,7 @@ from torch import Tensor
 import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
-from tests.graphs import named, named_parts
+from tests.graphs import named, named_cut, named_parts
 
 SCHEDULES = ["sequential", "sequential:remat=off", "sequential:prefetch=0", "oneshot"]
 
@@ -67,6 +67,14 @@ class Setting:
     max_block_bytes: int
     num_parts: int
     empty_part: bool = False
+    placement: str = "destination"
+
+    def build(self, graph_name: str, group: Group) -> DistributedGraph:
+        parts = named_cut if self.placement == "vertex-cut" else named_parts
+        return DistributedGraph.build(
+            parts(graph_name, self.num_parts, self.empty_part), group, self.schedule,
+            self.max_block_bytes, self.placement,
+        )  # fmt: skip
 
 
 def check_contract(
@@ -81,10 +89,7 @@ def check_contract(
     expected = [run_reference(reference, data, case) for _ in range(steps)]
     for setting in settings:
         model = fullgraph.convert(copy.deepcopy(start))
-        graph = DistributedGraph.build(
-            named_parts(graph_name, setting.num_parts, setting.empty_part), group,
-            setting.schedule, setting.max_block_bytes,
-        )  # fmt: skip
+        graph = setting.build(graph_name, group)
         try:
             for step in range(steps):
                 ours = run_ours(model, data, graph, case.weighted)
@@ -149,8 +154,20 @@ def run_ours(
     loss.backward()
     fullgraph.sum_gradients(model, graph.group)
     results = _results(model, out, loss, x, weight)
+    if weight is not None:
+        results["edge_weight.grad"] = sum_of_shares(weight.grad, graph)
     results["evaluation"] = evaluate(model, x, graph, weight)
     return results
+
+
+def sum_of_shares(grad: Tensor | None, graph: DistributedGraph) -> Tensor | None:
+    """The gradient of values of edges; in a grid with slices of the columns, each of the ranks that
+    share the edges has its slice's share of it."""
+    if grad is None or graph.placement.feats == 1:
+        return grad
+    whole = grad.new_zeros(graph.meta.num_edges)
+    whole[graph.edge_id] = grad
+    return graph.group.all_reduce(whole, "gradients of edges")[graph.edge_id]
 
 
 def evaluate(model: torch.nn.Module, x: Tensor, graph: Any, weight: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from fullgraph.graph.partition import PartitionedInMemory
+from fullgraph.graph.partition import PartitionedInMemory, PartitionedVertexCut
 from fullgraph.graph.sources import read
 from tests.data import shared_data
 
@@ -87,6 +87,21 @@ def named(name: str) -> Data:
 @cache
 def named_parts(name: str, num_parts: int, empty_part: bool) -> PartitionedInMemory:
     return partitioned(named(name), num_parts, empty_part)
+
+
+@cache
+def named_cut(name: str, num_parts: int, empty_part: bool) -> PartitionedVertexCut:
+    return cut(named(name), num_parts, empty_part)
+
+
+def cut(data: Data, num_parts: int, empty_part: bool = False) -> PartitionedVertexCut:
+    """Nodes as in `partitioned`, edges anywhere, but for loops, which are with their node; part 1,
+    where it is empty, has edges all the same."""
+    by_node = partitioned(data, num_parts, empty_part)
+    src, dst = by_node.graph.edge_index
+    anywhere = torch.arange(src.numel(), dtype=torch.int32) * 7 % 11 % num_parts
+    edge_part = torch.where(src == dst, by_node.assignment[dst], anywhere)
+    return PartitionedVertexCut(by_node.graph, by_node.assignment, edge_part, num_parts)
 
 
 def partitioned(data: Data, num_parts: int, empty_part: bool = False) -> PartitionedInMemory:
