@@ -81,6 +81,9 @@ class Loads {
     int64_t max_edges_;
 };
 
+// How many edges ahead the set of a source is asked for.
+constexpr int64_t kSetsAhead = 8;
+
 // src [E]; order [E]: edges by destination, those into v being order[offsets[v]] ..
 // order[offsets[v + 1] - 1]. Fills edge_part [E], with -1 for loops, and holders [N, words], which
 // is 0 before. Parts can take all edges but loops (num_parts * max_edges is as large as that).
@@ -106,6 +109,9 @@ int64_t libra(const Id* src, const int64_t* offsets, const int64_t* order, int64
         uint64_t* const b = holders + v * words;
         for (int64_t at = offsets[v]; at < offsets[v + 1]; ++at) {
             const int64_t e = order[at], u = src[e];
+            if (at + kSetsAhead < offsets[v + 1]) {
+                __builtin_prefetch(holders + src[order[at + kSetsAhead]] * words);
+            }
             if (u == v) {
                 edge_part[e] = -1;
                 continue;
