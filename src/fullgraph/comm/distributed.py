@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fullgraph.comm.reverse import EdgeMove
     from fullgraph.comm.seeds import SeedGraphs
 
-DEFAULT_BLOCK_BYTES = 8 << 20
+DEFAULT_BLOCK_BYTES = 4 << 20
 PER_EDGE = ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type")
 
 

@@ -77,13 +77,22 @@ def _split_evenly(weights: Sequence[int], num_groups: int) -> list[int]:
 class Chunk:
     """The edges of a block whose sources are its compact rows ``first_row .. last_row - 1``.
 
-    ``begin``, ``end``: int64 [D], each destination's range within the block's ``cols``.
+    ``begin``, ``end``: int64 [D], each destination's range within the block's ``cols``; kept in
+    integers as narrow as may be, for a block has many chunks.
     """
 
     first_row: int
     last_row: int
-    begin: Tensor
-    end: Tensor
+    _begin: Tensor
+    _end: Tensor
+
+    @property
+    def begin(self) -> Tensor:
+        return self._begin.long()
+
+    @property
+    def end(self) -> Tensor:
+        return self._end.long()
 
 
 @dataclass(eq=False)
@@ -159,11 +168,12 @@ class Block:
         num_rows = self.offsets.numel() - 1
         rows = torch.arange(num_rows, device=self.offsets.device)
         position = torch.repeat_interleave(rows, self.offsets.diff())
-        chunks, begin = [], self.offsets[:-1]
+        kind = torch.int32 if self.num_edges < 2**31 else torch.int64
+        chunks, begin = [], self.offsets[:-1].to(kind)
         for first in range(0, self.num_sources, max_rows):
             last = min(first + max_rows, self.num_sources)
             below = torch.bincount(position[self.cols < last], minlength=num_rows)
-            end = self.offsets[:-1] + below
+            end = (self.offsets[:-1] + below).to(kind)
             chunks.append(Chunk(first, last, begin, end))
             begin = end
         return chunks
