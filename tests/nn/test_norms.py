@@ -90,7 +90,7 @@ CASES = {
 def _check_all(group: Group) -> None:
     """On `tiny`, most ranks own no row or one; of five parts one is empty. The settings take turns
     from case to case."""
-    settings = [Setting("sequential", 200, max(group.size, 4)), Setting("oneshot", 200, 5, True)]
+    settings = [Setting("sequential", 500, max(group.size, 4)), Setting("oneshot", 500, 5, True)]
     for k, (name, case) in enumerate(CASES.items(), start=group.size):
         for graph, setting in (("multigraph", settings[k % 2]), ("tiny", settings[0])):
             try:

@@ -73,7 +73,7 @@ MODELS = {
 
 
 def _check_models(group: Group) -> None:
-    settings = [Setting("sequential", 200, max(group.size, 4)), Setting("oneshot", 200, 5, True)]
+    settings = [Setting("sequential", 500, max(group.size, 4)), Setting("oneshot", 500, 5, True)]
     for k, (name, case) in enumerate(MODELS.items(), start=group.size):
         for graph in ("multigraph", "tiny") if group.size > 2 else ("multigraph",):
             try:

@@ -88,7 +88,7 @@ def parts(name: str, num_parts: int, empty_part: bool) -> PartitionedTyped:
 def shares(group: Group, name: str) -> list[tuple[str, DistributedHeteroGraph]]:
     """One with as many parts as ranks and messages of a few rows, one with four parts, one of them
     empty (on four ranks, a rank without nodes); of all graphs but the ugly, one of the two."""
-    settings = [(group.size, False, "sequential", 200), (4, True, "oneshot", 1000)]
+    settings = [(group.size, False, "sequential", 400), (4, True, "oneshot", 1000)]
     if name in ("corner", "updated"):
         settings = [settings[(group.size + (name == "corner")) % 2]]
     return [
