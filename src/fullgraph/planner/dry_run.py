@@ -169,8 +169,8 @@ def _block(
         _ints(edges, dtype=kind), _ints(sources + 1), _ints(edges, dtype=kind), first_edge,
         ledger=ledger,
     )  # fmt: skip
-    for ends, count in ((block.offsets, rows), (block.t_offsets, sources)):
-        ledger.edges_of[ends.untyped_storage()._cdata] = edges / max(count, 1)
+    ledger.note_edges(block.offsets[1:], edges)
+    ledger.note_edges(block.t_offsets[1:], edges)
     return block
 
 
@@ -187,15 +187,27 @@ class _DryBlock(Block):
     def _split(self, max_rows: int) -> list[Chunk]:
         assert self.ledger is not None
         _ints(self.num_edges), _ints(self.num_edges)  # what splitting holds for a moment
-        chunks, begin = [], self.offsets[:-1]
-        num_rows = begin.numel()
+        num_rows, kind = self.offsets.numel() - 1, torch.int32
+        chunks: list[Chunk] = []
+        begin = _ints(num_rows, dtype=kind)
         for first in range(0, self.num_sources, max_rows):
-            last, end = min(first + max_rows, self.num_sources), _ints(num_rows)
+            last, end = min(first + max_rows, self.num_sources), _ints(num_rows, dtype=kind)
             edges = self.num_edges * (last - first) / self.num_sources
-            self.ledger.edges_of[end.untyped_storage()._cdata] = edges / max(num_rows, 1)
-            chunks.append(Chunk(first, last, begin, end))
+            chunks.append(_DryChunk(first, last, begin, end, edges, self.ledger))
             begin = end
         return chunks
+
+
+@dataclass(frozen=True)
+class _DryChunk(Chunk):
+    edges: float
+    ledger: Ledger
+
+    @property
+    def end(self) -> Tensor:
+        end = super().end
+        self.ledger.note_edges(end, self.edges)
+        return end
 
 
 @dataclass(eq=False)

@@ -35,8 +35,7 @@ PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 class Ledger(TorchDispatchMode):
     """``live`` and ``peak``: bytes; ``now``: seconds; ``compute``: those of them spent on work.
 
-    ``edges_of``: how many edges there are for each entry of a tensor of ends of ranges, by the key
-    of its storage: kernels are given ranges without contents.
+    Kernels are given ranges without contents; `note_edges` tells how many edges they have.
     """
 
     def __init__(self, rates: Rates) -> None:
@@ -44,7 +43,7 @@ class Ledger(TorchDispatchMode):
         self.rates = rates
         self.live = self.peak = 0
         self.now = self.compute = 0.0
-        self.edges_of: dict[int, float] = {}
+        self._edges_of: dict[int, float] = {}  # for each entry, by the key of a storage
         self._alive: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,13 +55,17 @@ class Ledger(TorchDispatchMode):
             self.spend(self._price(func, args, out))
         return out
 
+    def note_edges(self, ends: Tensor, edges: float) -> None:
+        """There are so many edges in the ranges that end so; in some of them, a like share."""
+        self._edges_of[_key(ends)] = edges / max(ends.numel(), 1)
+
     def spend(self, seconds: float) -> None:
         self.now += seconds
         self.compute += seconds
 
     def _hold(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = _key(tensor), storage.nbytes()
         if key in self._alive:
             return
 
@@ -84,7 +87,7 @@ class Ledger(TorchDispatchMode):
             if kernel in EDGE_KERNELS:
                 kind, at = EDGE_KERNELS[kernel]
                 end, rows = args[1], args[at]
-                edges = end.numel() * self.edges_of.get(end.untyped_storage()._cdata, 0.0)
+                edges = end.numel() * self._edges_of[_key(end)]
                 row_bytes = rows.shape[-1] * rows.element_size()
                 return rates.call + rates.edges[kind].seconds(edges, row_bytes)
             if kernel == "dropout":
@@ -97,6 +100,10 @@ class Ledger(TorchDispatchMode):
             return rates.call + 2 * out.nbytes / rates.stream
         moved = sum(_bytes(x) for x in tree_iter((args, out)) if isinstance(x, Tensor))
         return rates.call + moved / rates.stream
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _bytes(tensor: Tensor) -> int:

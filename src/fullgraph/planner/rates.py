@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fullgraph import kernels
 
+Clock = Callable[[], float]
 SUMS, ATTENTION, ATTENTION_GRAD = "sums", "attention", "attention_grad"
 
 
@@ -97,49 +98,49 @@ NOMINAL = Rates(
 NARROW, WIDE = 16, 128
 
 
-def measure(num_rows: int = 1 << 16, degree: int = 16, repeat: int = 3) -> Rates:
+def measure(
+    num_rows: int = 1 << 16, degree: int = 16, repeat: int = 3, clock: Clock = time.perf_counter
+) -> Rates:
     """Run each kernel on random edges of a graph of this size, with torch's number of threads; a
-    second or two."""
+    second or two by the clock, unless another is given."""
+
+    def seconds(run: Callable[[], object]) -> float:
+        run()
+        times = []
+        for _ in range(repeat):
+            start = clock()
+            run()
+            times.append(clock() - start)
+        return statistics.median(times)
+
     measured = {
-        kind: _edge_rate(run, num_rows, degree, repeat)
+        kind: _edge_rate(run, num_rows, degree, seconds)
         for kind, run in ((SUMS, _sums), (ATTENTION, _attention), (ATTENTION_GRAD, _gradient))
     }
     rows, weight = torch.randn(num_rows, WIDE), torch.randn(WIDE, WIDE)
     ids = torch.arange(num_rows)
-    product = _seconds(lambda: rows @ weight, repeat)
-    stream = _seconds(lambda: rows.relu(), repeat)
+    product = seconds(lambda: rows @ weight)
+    stream = seconds(lambda: rows.relu())
     out = torch.empty_like(rows)
-    dropped = _seconds(
-        lambda: kernels.dropout(rows, ids, out, p=0.5, seed=0, step=0, layer=0), repeat
-    )
+    dropped = seconds(lambda: kernels.dropout(rows, ids, out, p=0.5, seed=0, step=0, layer=0))
     small = torch.randn(8, 8)
     return Rates(
         flops=2 * num_rows * WIDE * WIDE / product, edges=measured,
         stream=2 * rows.nbytes / stream, dropout=rows.nbytes / dropped,
-        call=_seconds(lambda: [small + small for _ in range(100)], repeat) / 100,
+        call=seconds(lambda: [small + small for _ in range(1000)]) / 1000,
     )  # fmt: skip
-
-
-def _seconds(run: Callable[[], object], repeat: int) -> float:
-    run()
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def _edge_rate(
     prepare: Callable[[Tensor, Tensor, int], Callable[[], object]], num_rows: int, degree: int,
-    repeat: int,
+    seconds: Callable[[Callable[[], object]], float],
 ) -> EdgeRate:  # fmt: skip
     """From a run on narrow rows and one on wide ones."""
-    torch_rng = torch.Generator().manual_seed(0)
-    cols = torch.randint(num_rows, (num_rows * degree,), generator=torch_rng, dtype=torch.int32)
+    rng = torch.Generator().manual_seed(0)
+    cols = torch.randint(num_rows, (num_rows * degree,), generator=rng, dtype=torch.int32)
     offsets = torch.arange(num_rows + 1) * degree
     narrow, wide = (
-        _seconds(prepare(offsets, cols, width), repeat) / cols.numel() for width in (NARROW, WIDE)
+        seconds(prepare(offsets, cols, width)) / cols.numel() for width in (NARROW, WIDE)
     )
     per_byte = max(wide - narrow, wide / 100) / (4 * (WIDE - NARROW))
     return EdgeRate(max(narrow - 4 * NARROW * per_byte, 0.0), per_byte)

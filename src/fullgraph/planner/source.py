@@ -70,7 +70,7 @@ def of_whole(graph: WholeGraph | TypedGraph, workers: int, stage: Stage = no_sta
     def partitioned_for(kind: str) -> Partitioned:
         if kind not in made:
             with stage(f"partitioning for {kind}"):
-                made[kind] = _Held(_partition(graph, workers, kind))
+                made[kind] = _Held(partition_for(graph, workers, kind))
         return made[kind]
 
     first = partitioned_for("destination")
@@ -82,13 +82,14 @@ def of_whole(graph: WholeGraph | TypedGraph, workers: int, stage: Stage = no_sta
     return Source(figures_of(first), shares_of, tuple(placements(workers)))
 
 
-def method_of(placement: str) -> str:
-    """How a graph is partitioned for a placement."""
-    return "random" if Placement.parse(placement).kind == "grid" else "metis"
+def method_of(kind: str) -> str:
+    """How a graph is partitioned for a kind of placement."""
+    return "random" if kind == "grid" else "metis"
 
 
-def _partition(graph: WholeGraph | TypedGraph, workers: int, kind: str) -> PartitionedInMemory:
-    return partition(graph, workers, method="random" if kind == "grid" else "metis")
+def partition_for(graph: WholeGraph | TypedGraph, workers: int, kind: str) -> PartitionedInMemory:
+    """As a kind of placement wants it."""
+    return partition(graph, workers, method=method_of(kind))
 
 
 def _check(meta: GraphMeta) -> None:
