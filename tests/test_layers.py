@@ -150,8 +150,8 @@ def settings(size: int, graph: str) -> list[tuple[Setting, int]]:
     them. One of two has more parts than ranks, one of them empty.
     """
     layouts = [(size, False), (5, True)]
-    # On two ranks small enough that a block is fetched in several messages; on one rank, where there
-    # are no messages, that its block is walked in several pieces.
+    # On two ranks small enough that a block is fetched in several messages; on one rank, which has
+    # no messages, that its block is walked in several pieces.
     block_bytes = {1: 5000, 2: 500}.get(size, 1000)
     chosen = [
         Setting(schedule, block_bytes, *layouts[(size + k) % 2])
@@ -160,7 +160,7 @@ def settings(size: int, graph: str) -> list[tuple[Setting, int]]:
     if graph in ("tiny", "no_edges"):
         here = size in ((2, 4) if graph == "tiny" else (1, 3))
         return [(chosen[size // 2 % 2], 1)] if here else []
-    return [(chosen[0], 2 if size <= 2 else 1), (chosen[1], 1)]
+    return [(chosen[0], 2 if size == 2 else 1), (chosen[1], 1)]
 
 
 def build(group: Group, graph: str, setting: Setting) -> DistributedGraph:
