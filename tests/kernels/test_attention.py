@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -72,6 +73,28 @@ def compare(got: Iterable[Tensor], expected: Iterable[Tensor], dtype: torch.dtyp
         )
 
 
+_written: dict[Any, list[Tensor]] = {}
+
+
+def run_reference(function: Callable[..., None], *args: Any) -> None:
+    """`function(*args)`, which takes long and writes the same on every instruction set: it runs
+    once for arguments of the same contents."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    key = (function, *(_content(arg) for arg in args))
+    if key not in _written:
+        function(*args)
+        _written[key] = [x.clone() for x in tensors]
+    for x, result in zip(tensors, _written[key]):
+        x.copy_(result)
+
+
+def _content(arg: Any) -> Any:
+    if not isinstance(arg, Tensor):
+        return arg
+    content = hashlib.sha256(arg.contiguous().numpy().tobytes()).digest()
+    return arg.dtype, arg.shape, content
+
+
 def options(how: str, num_edges: int) -> tuple[bool, kernels.EdgeDropout | None, tuple[Any, ...]]:
     """Whether edges have values; the dropout, and as an op takes it."""
     if "dropout" not in how:
@@ -117,9 +140,9 @@ def test_forward(
             *r.csr, *(x for x, _ in inputs), *(x for x, _ in state), **r.place,
             **{edge_name: edge[0]}, **slope, dropout=dropout, accumulate=accumulate,
         )  # fmt: skip
-        getattr(reference, name)(
-            *r.csr, r.rows, r.col_offset, *(x for _, x in inputs), edge[1], *slope.values(), *drop,
-            *(x for _, x in state), accumulate,
+        run_reference(
+            getattr(reference, name), *r.csr, r.rows, r.col_offset, *(x for _, x in inputs),
+            edge[1], *slope.values(), *drop, *(x for _, x in state), accumulate,
         )  # fmt: skip
         top, total = state[1], state[2]
         compare([top[0], state[0][0]], [top[1], state[0][1]], dtype, 4)
@@ -161,8 +184,9 @@ def test_gradients_by_target(
         *r.csr, *(x for x, _ in [*inputs, *after, *outputs]), **r.place, **slope, edge=edge[0],
         dedge=dedge[0], dropout=dropout,
     )  # fmt: skip
-    getattr(reference, f"{name}_grad_target")(
-        *r.csr, r.rows, r.col_offset, *(x for _, x in inputs), edge[1], *(x for _, x in after),
+    run_reference(
+        getattr(reference, f"{name}_grad_target"), *r.csr, r.rows, r.col_offset,
+        *(x for _, x in inputs), edge[1], *(x for _, x in after),
         *slope.values(), *drop, *(x for _, x in outputs), dedge[1],
     )  # fmt: skip
     found = outputs + ([dedge] if with_edge else [])
@@ -212,9 +236,9 @@ def test_gradients_by_source(
     )  # fmt: skip
     lists = (*r.csr, index) if name == "gat" else (*r.csr, rows, index)
     last = [dedge[1]] if name == "gat" else []
-    getattr(reference, function)(
-        *lists, *(x for _, x in [*sources, *targets]), edge[1], *(x for _, x in after),
-        *slope.values(), *drop, *(x for _, x in outputs), *last,
+    run_reference(
+        getattr(reference, function), *lists, *(x for _, x in [*sources, *targets]),
+        edge[1], *(x for _, x in after), *slope.values(), *drop, *(x for _, x in outputs), *last,
     )  # fmt: skip
     found = outputs + ([dedge] if name == "gat" and with_edge else [])
     most = max(longest(r), num_edges // num_targets)
