@@ -91,10 +91,23 @@ def _constant(group: Group, model: str, graphs: list[str], schedules: list[str])
         check_contract(group, MODELS[model], graph, settings, steps=4)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "size"), [*((name, 3) for name in MODELS), ("gat", 2), ("sage", 4)]
+)
 def test_what_does_not_change_is_exact_however_old(model: str, size: int) -> None:
     run_ranks(_constant, size, model, ["multigraph"], ["delayed:1", "delayed:3"])
+
+
+def _constant_placed(group: Group, model: str, placements: list[str]) -> None:
+    for placement in placements:
+        setting = Setting("delayed:2", 200, group.size, placement=placement)
+        check_contract(group, MODELS[model], "multigraph", [setting], steps=3)
+
+
+@pytest.mark.parametrize("model", ["sage_max", "gcn", "edge"])
+def test_rows_go_stale_under_every_placement(model: str) -> None:
+    slices = [] if model == "edge" else ["grid:2x1x2"]
+    run_ranks(_constant_placed, 4, model, ["vertex-cut", "grid:2x2x1", *slices])
 
 
 def test_graphs_with_nothing_remote_on_some_rank_or_on_all() -> None:
