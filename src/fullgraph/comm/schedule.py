@@ -93,9 +93,9 @@ def delayed(r: int) -> Schedule:
     rows and the stale ones are worked on, and are used from the next pass on. So what is used is 1
     to r passes old: delayed(1) is PipeGCN (arXiv 2203.10428), cd-1, where all rows travel in every
     pass and arrive one late. Gradients to remote rows go the same way, and their owner uses the
-    last that came. What a placement that splits targets from their edges adds to that, partial
-    results on their way to their owner, is never stale. Without gradients, or after `model.eval()`, nothing is stale. Memory for remote
-    rows: all of them, for every layer, from one pass to the next.
+    last that came. Partial results, of placements where edges live elsewhere than their targets,
+    are never stale. Without gradients, or after `model.eval()`, nothing is. Memory for remote rows:
+    all of them, for every layer, from one pass to the next.
 
     Raises ValueError unless r is 1 or more.
     """
