@@ -35,6 +35,7 @@ from fullgraph.kernels._edges import (
     spmm,
 )
 from fullgraph.kernels._groups import group_by
+from fullgraph.kernels._memory import in_huge_pages
 from fullgraph.kernels._ops import available_isas, isa, max_threads
 from fullgraph.kernels._rows import dropout, gather_rows, scatter_add_rows
 
@@ -57,6 +58,7 @@ __all__ = [
     "gatv2_grad_target",
     "group_by",
     "head_dots",
+    "in_huge_pages",
     "isa",
     "libra",
     "max_threads",

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import torch
 
+from fullgraph.kernels._memory import return_freed_memory
+
 _RUNTIME = re.compile(r"lib(gomp|omp|iomp5)\b[^/]*\.(so|dylib)[^/]*$")
 
 
@@ -37,6 +39,7 @@ def load_native() -> ModuleType:
             f"choose one of: {', '.join(available)}"
         )
     native.use_isa(wanted)
+    return_freed_memory()
     return native
 
 

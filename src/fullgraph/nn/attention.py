@@ -21,6 +21,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.kernels import in_huge_pages
 from fullgraph.nn.edge_index import EdgeIndex
 from fullgraph.nn.generic import Generic
 from fullgraph.nn.rows import RowFunctions, of_rows, with_rows
@@ -223,7 +224,8 @@ def _made_again(graph: DistributedGraph, value: Tensor, x: Tensor, weight: Tenso
                 "pass that needs them"
             )
         with torch.no_grad():
-            return F.linear(x, weight).view(kept)
+            rows = in_huge_pages(x.new_empty(len(x), len(weight)))
+            return torch.mm(x, weight.T, out=rows).view(kept)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 

@@ -217,7 +217,7 @@ class _Gat(torch.autograd.Function):
         state = _state(dout, out, top, total, target_logit.to(dtype))
         wide_edge_logit = None if edge_logit is None else edge_logit.to(dtype).contiguous()
         sources = _Sources.side_by_side(graph, all_rows, ctx.widths)
-        zeros = torch.zeros_like(all_rows, dtype=dtype)
+        zeros = kernels.in_huge_pages(torch.empty_like(all_rows, dtype=dtype)).zero_()
         grads = _Sources.side_by_side(graph, zeros, ctx.widths)
         dtarget_logit = torch.zeros_like(top)
         dedge_logit = None
@@ -363,7 +363,8 @@ class _Softmax(NamedTuple):
         """For rows like [*, H, C]; not initialised."""
         _, heads, channels = like.shape
         widths = (heads * channels, heads, heads)
-        return _Softmax(*(like.new_empty(num_rows, w, dtype=dtype) for w in widths))
+        empty = (like.new_empty(num_rows, w, dtype=dtype) for w in widths)
+        return _Softmax(*map(kernels.in_huge_pages, empty))
 
     def clear(self) -> None:
         """No edges so far."""

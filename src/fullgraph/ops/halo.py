@@ -210,7 +210,7 @@ def fetch_and_send_back(
     gradients = _Rows(graph, dx)
 
     def take(message: Message, received: Tensor) -> Tensor:
-        contribution = gradients.owned.new_zeros(received.shape)
+        contribution = gradients.empty(message).zero_()
         use(*rows.block_and_chunk(message), received, contribution)
         return contribution
 
@@ -309,10 +309,12 @@ class _Rows:
         ]
 
     def empty(self, message: Message) -> Tensor:
-        return self.owned.new_empty(message.num_rows, self.owned.shape[1])
+        shape = message.num_rows, self.owned.shape[1]
+        return kernels.in_huge_pages(self.owned.new_empty(shape))
 
     def empty_for_peer(self, message: Message) -> Tensor:
-        return self.owned.new_empty(message.num_rows, self._of_peer(message).shape[1])
+        shape = message.num_rows, self._of_peer(message).shape[1]
+        return kernels.in_huge_pages(self.owned.new_empty(shape))
 
     def to_send(self, message: Message) -> Tensor:
         owned = self._of_peer(message)
