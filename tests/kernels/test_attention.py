@@ -100,7 +100,9 @@ def options(how: str, num_edges: int) -> tuple[bool, kernels.EdgeDropout | None,
     if "dropout" not in how:
         return "edges" in how, None, (None, 0.0, 0, 0, 0)
     ids = torch.randint(0, 2**40, (num_edges,), generator=generator(9))
-    return "edges" in how, kernels.EdgeDropout(ids, 0.3, *DRAW), (ids, 0.3, *DRAW)
+    first_head = num_edges % 7
+    drop = (ids, 0.3, *DRAW[:-1], DRAW[-1] + (first_head << 16))
+    return "edges" in how, kernels.EdgeDropout(ids, 0.3, *DRAW, first_head), drop
 
 
 def longest(r: Ranges) -> int:

@@ -52,7 +52,9 @@ def _predict(
     if config.approximate:
         print(f"trained approximately ({config.approximate}); predictions are exact")
         config = dataclasses.replace(config, schedule="sequential", wire="float32")
-    source = dataclasses.replace(config.graph, parts=None)
+    # Predictions are the same wherever edges live, and on any number of workers.
+    config = dataclasses.replace(config, placement=None)
+    source = dataclasses.replace(config.graph, parts=None, method=None)
     if graph is not None:
         normalized = config.graph.normalize_features
         source = GraphOptions(graph, normalize_features=normalized)

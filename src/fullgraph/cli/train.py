@@ -48,7 +48,12 @@ def train(
         help="Processes to train with; 1 unless given. Under torchrun, its number.")] = None,
     parts: Annotated[int | None, typer.Option(
         help="Parts to make of the graph; one a worker unless given.")] = None,
-    method: Annotated[str, typer.Option(help="Partitioning: metis, random, contiguous.")] = "metis",
+    method: Annotated[str | None, typer.Option(
+        help="Partitioning: metis, random (unless given, of a grid), contiguous; of a vertex cut, "
+        "libra.")] = None,
+    placement: Annotated[str | None, typer.Option(
+        help="Where edges live: destination, vertex-cut or grid:RxCxK, with R·C·K workers; unless "
+        "given, as the folder was partitioned for, or destination.")] = None,
     schedule: Annotated[str, typer.Option(
         help="sequential[:prefetch=N,remat=on|off] or oneshot; approximate: delayed:R, where "
         "remote rows travel once in R epochs and are stale in between, or local, without them.")
@@ -88,10 +93,10 @@ def train(
 
 
 def _config(
-    graph: str, split: int, parts: int | None, method: str, normalize_features: bool, model: str,
-    layers: int, hidden: int, dropout: float, input_dropout: float, norm: str,
-    workers: int | None, threads: int | None, schedule: str, wire: str, exact: bool, timeout: float,
-    **training: Any,
+    graph: str, split: int, parts: int | None, method: str | None, normalize_features: bool,
+    model: str, layers: int, hidden: int, dropout: float, input_dropout: float, norm: str,
+    workers: int | None, threads: int | None, schedule: str, placement: str | None, wire: str,
+    exact: bool, timeout: float, **training: Any,
 ) -> RunConfig:  # fmt: skip
     from fullgraph.training.config import GraphOptions, RunConfig
     from fullgraph.training.launch import default_threads
@@ -110,6 +115,7 @@ def _config(
         workers=workers,
         threads=threads if threads is not None else default_threads(max(1, workers)),
         schedule=schedule,
+        placement=placement,
         wire=wire,
         exact=exact,
         timeout=timeout,
@@ -133,6 +139,8 @@ def _default_out(config: RunConfig) -> Path:
 
 def _train_with_workers(config: RunConfig, out: Path, overwrite: bool, quiet: bool) -> None:
     """Read and partition here, train in workers, and see that the folder is valid in any case."""
+    from fullgraph.comm.placed_edges import check_placement
+    from fullgraph.comm.placement import Placement
     from fullgraph.training.fit import check_graph
     from fullgraph.training.launch import WorkerError, run_workers
     from fullgraph.training.prepare import partitioned_folder
@@ -140,8 +148,10 @@ def _train_with_workers(config: RunConfig, out: Path, overwrite: bool, quiet: bo
 
     folder = RunFolder(out)
     folder.check_free(overwrite)
-    with partitioned_folder(config.graph, config.workers, Stages(quiet)) as graph:
+    with partitioned_folder(config.graph, config.workers, Stages(quiet), config.placement) as graph:
         check_graph(graph.meta, config.training)
+        placement = Placement.parse(config.placement or graph.meta.placement)
+        check_placement(graph, placement, config.workers)
         folder.create(config.to_json(), overwrite)
         if not quiet:
             print(f"starting {config.workers} worker(s) of {config.threads} thread(s)", flush=True)

@@ -12,10 +12,12 @@ import torch
 from fullgraph.comm.distributed import DEFAULT_BLOCK_BYTES, DistributedGraph
 from fullgraph.comm.group import Group
 from fullgraph.comm.hetero import DistributedHeteroGraph
+from fullgraph.comm.placed_edges import check_placement
+from fullgraph.comm.placement import Placement
 from fullgraph.comm.schedule import Schedule
 from fullgraph.graph.folder import PartitionedFolder, save
-from fullgraph.graph.partition import partition
-from fullgraph.graph.parts import GraphMeta, Part, Partitioned
+from fullgraph.graph.partition import check_method, partition
+from fullgraph.graph.parts import DESTINATION, GraphMeta, Part, Partitioned
 from fullgraph.graph.sources import read
 
 
@@ -25,8 +27,9 @@ class LoadError(ValueError):
 
 def load(
     source: Any, *, group: Group | None = None, schedule: str | Schedule | None = None,
-    parts: int | None = None, method: str = "metis", seed: int = 0,
-    max_block_bytes: int = DEFAULT_BLOCK_BYTES, wire: str = "float32", **read_options: Any,
+    parts: int | None = None, method: str | None = None, seed: int = 0,
+    max_block_bytes: int = DEFAULT_BLOCK_BYTES, placement: str | Placement | None = None,
+    wire: str = "float32", **read_options: Any,
 ) -> Any:  # fmt: skip
     """This rank's share of a graph. Every rank of the group calls it with the same arguments.
 
@@ -41,8 +44,11 @@ def load(
         schedule: "sequential" (default) or "oneshot"; or, approximately, "delayed:r" or "local".
             See `Schedule`.
         parts: how many parts to make, by default one a rank. Not for a partitioned folder.
-        method, seed: of partitioning: "metis", "random" or "contiguous".
+        method, seed: of partitioning: "metis" (by default; "random" for a grid), "random" or
+            "contiguous", or "libra" (for a vertex cut).
         max_block_bytes: the largest message of rows.
+        placement: where edges live: "destination", "vertex-cut" or "grid:RxCxK", see `Placement`.
+            By default what a partitioned folder is for, and otherwise "destination".
         wire: the dtype that rows and their gradients travel in: "float32", their own whatever it
             is, or "bf16", which is approximate.
         read_options: for `read`, such as `split`.
@@ -52,37 +58,55 @@ def load(
 
     Raises:
         LoadError: the source cannot be read, on whichever rank; with the reason.
-        ValueError: more ranks than parts.
+        ValueError: more ranks than parts; a placement of another number of workers, or a folder
+            that was partitioned for another.
     """
     group = Group.of(group)
+    placement = None if placement is None else Placement.parse(placement)
+    if placement is not None:
+        placement.check_ranks(group.size)
+    shared: dict[str, Any] = {
+        "schedule": schedule, "max_block_bytes": max_block_bytes, "placement": placement,
+        "wire": wire,
+    }  # fmt: skip
     if is_folder(source):
         if parts is not None:
             raise ValueError(f"parts={parts} given for {source}, which is partitioned already")
-        folder = PartitionedFolder.open(source)
-        return share(folder, group, schedule, max_block_bytes, wire)
+        return share(PartitionedFolder.open(source), group, **shared)
+    how = {**partition_options(placement, method), "seed": seed}
     parts = group.size if parts is None else parts
     if parts < group.size:
         raise ValueError(
             f"parts={parts} cannot be shared by {group.size} workers; make at least {group.size}"
         )
     if group.size == 1:
-        whole = partition(read(source, **read_options), parts, method=method, seed=seed)
-        return share(whole, group, schedule, max_block_bytes, wire)
-    return _through_folder(
-        group, source, parts, method, seed, read_options, schedule, max_block_bytes, wire
-    )
+        whole = partition(read(source, **read_options), parts, **how)
+        return share(whole, group, **shared)
+    return _through_folder(group, source, parts, how, read_options, shared)
+
+
+def partition_options(placement: Placement | None, method: str | None) -> dict[str, Any]:
+    """How to partition a graph for a placement, as arguments of `partition`. Raises ValueError for
+    a method that the placement does not have."""
+    kind = "vertex-cut" if placement is not None and placement.kind == "vertex-cut" else DESTINATION
+    if method is None and placement is not None and placement.kind == "grid":
+        method = "random"  # even blocks; which nodes are near each other does not matter
+    return {"method": check_method(method, kind), "placement": kind}
 
 
 def share(
     partitioned: Partitioned, group: Group, schedule: str | Schedule | None = None,
-    max_block_bytes: int = DEFAULT_BLOCK_BYTES, wire: str = "float32",
+    max_block_bytes: int = DEFAULT_BLOCK_BYTES, placement: Placement | None = None,
+    wire: str = "float32",
 ) -> DistributedGraph | DistributedHeteroGraph:  # fmt: skip
     """This rank's share of a partitioned graph; the second where its nodes have types."""
-    if partitioned.meta.node_types:
-        return DistributedHeteroGraph.build(
-            partitioned, group, schedule, max_block_bytes, wire=wire
+    if not partitioned.meta.node_types:
+        return DistributedGraph.build(
+            partitioned, group, schedule, max_block_bytes, placement, wire
         )
-    return DistributedGraph.build(partitioned, group, schedule, max_block_bytes, wire=wire)
+    if placement is not None:
+        check_placement(partitioned, placement, group.size)
+    return DistributedHeteroGraph.build(partitioned, group, schedule, max_block_bytes, wire=wire)
 
 
 def is_folder(source: Any) -> bool:
@@ -91,8 +115,8 @@ def is_folder(source: Any) -> bool:
 
 
 def _through_folder(
-    group: Group, source: Any, parts: int, method: str, seed: int, read_options: dict[str, Any],
-    schedule: str | Schedule | None, max_block_bytes: int, wire: str,
+    group: Group, source: Any, parts: int, how: dict[str, Any], read_options: dict[str, Any],
+    shared: dict[str, Any],
 ) -> DistributedGraph | DistributedHeteroGraph:  # fmt: skip
     """Rank 0 partitions into a temporary folder, all open it, and it is removed: what is mapped
     into memory stays readable."""
@@ -102,7 +126,7 @@ def _through_folder(
         if parent is not None:
             path = str(parent / "graph")
             try:
-                save(partition(read(source, **read_options), parts, method=method, seed=seed), path)
+                save(partition(read(source, **read_options), parts, **how), path)
             except Exception as error:
                 failure = f"{type(error).__name__}: {error}"
         failure, path = _tell(group, failure), _tell(group, path)
@@ -113,8 +137,7 @@ def _through_folder(
                 f"rank {group.rank} does not see {path}, where rank 0 put the parts. Partition "
                 "the graph into a folder on a disk that all hosts share, and load that"
             )
-        opened = _OpenParts(PartitionedFolder.open(path))
-        graph = share(opened, group, schedule, max_block_bytes, wire)
+        graph = share(_OpenParts(PartitionedFolder.open(path)), group, **shared)
         group.all_reduce(torch.zeros(1), "the end of loading")
         return graph
     finally:

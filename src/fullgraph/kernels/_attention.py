@@ -34,7 +34,8 @@ MAX_HEADS = 1024
 class EdgeDropout(NamedTuple):
     """Dropout of coefficients: as `kernels.dropout` of rows with these ids, a column for each head.
 
-    ``ids``: int64 [E], the id of each edge, in the order by target.
+    ``ids``: int64 [E], the id of each edge, in the order by target; ``first_head``: which of all
+    heads the first one given is, where others are elsewhere.
     """
 
     ids: Tensor
@@ -42,6 +43,7 @@ class EdgeDropout(NamedTuple):
     seed: int
     step: int
     layer: int
+    first_head: int = 0
 
 
 def gat(
@@ -343,7 +345,7 @@ def _check_edge_gradient(
 def _dropout(
     dropout: EdgeDropout | None, cols: Tensor, like: Tensor
 ) -> tuple[Tensor | None, float, int, int, int]:
-    """The arguments of an op: ids, p, seed, step, layer."""
+    """The arguments of an op: ids, p, seed, step, and layer, above whose bits the first head is."""
     if dropout is None:
         return None, 0.0, 0, 0, 0
     check("dropout.ids", dropout.ids, torch.int64, tuple(cols.shape), like)
@@ -351,5 +353,8 @@ def _dropout(
         raise ValueError(f"p must be between 0 and 1, got {dropout.p}")
     if not 0 <= dropout.layer < MAX_LAYER:
         raise ValueError(f"layer must be of 0 .. {MAX_LAYER - 1}, got {dropout.layer}")
+    if not 0 <= dropout.first_head < MAX_LAYER:
+        raise ValueError(f"first_head must be of 0 .. {MAX_LAYER - 1}, got {dropout.first_head}")
     signed = (dropout.seed + 2**63) % 2**64 - 2**63  # which is what ops take
-    return dropout.ids, float(dropout.p), signed, dropout.step % 2**32, dropout.layer
+    place = dropout.layer + dropout.first_head * MAX_LAYER
+    return dropout.ids, float(dropout.p), signed, dropout.step % 2**32, place

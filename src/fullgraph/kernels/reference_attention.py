@@ -258,11 +258,16 @@ def _ends_by_source(
 def _keep(
     ids: Tensor | None, e: Tensor, like: Tensor, p: float, seed: int, step: int, layer: int
 ) -> Tensor:
-    """[E, H]: 1 / (1 - p) or 0, by the id of the edge and the head; ones without ids."""
-    ones = torch.ones_like(like)
-    if ids is not None:
-        dropout(ones, ids[e], ones, p, seed, step, layer)
-    return ones
+    """[E, H]: 1 / (1 - p) or 0, by the id of the edge and the head; ones without ids.
+
+    layer: 16 bits, and above them the first head.
+    """
+    if ids is None:
+        return torch.ones_like(like)
+    first_head = layer >> 16
+    ones = like.new_ones(like.shape[0], first_head + like.shape[1])
+    dropout(ones, ids[e], ones, p, seed, step, layer & 0xFFFF)
+    return ones[:, first_head:]
 
 
 def _leaky(x: Tensor, slope: float) -> Tensor:

@@ -7,8 +7,12 @@ is computed from the attributes of edges exists for a bounded number of edges at
 A row without in-edges, or whose logits are all -inf, gives 0 and no gradient. Logits may be as
 large as the dtype allows; one that is +inf or NaN makes its row and head NaN, as in PyG.
 
-Letters: n owned rows, m owned rows that edges start from, E edges on this rank, H heads, C channels
-a head, D attributes of an edge, F columns.
+Where edges live elsewhere than their targets, a rank finds the softmax of its own edges for T
+targets, and their owners merge those of all ranks. In a grid with slices of the columns, a slice
+has whole heads.
+
+Letters: n owned rows, m owned rows that edges start from, T targets (n, mostly), E edges on this
+rank, H heads, C channels a head, D attributes of an edge, F columns.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.kernels.reference import edges_of
 from fullgraph.ops.dropout import DropoutKey
-from fullgraph.ops.halo import fetch_and_send_back, for_each_source, new_halo
+from fullgraph.ops.halo import Pieces, fetch_and_send_back, for_each_source, new_halo
+from fullgraph.ops.slices import Slices
+from fullgraph.ops.targets import fetch_targets, return_partials, sum_to_owners
 
 
 def gat_attention(
@@ -153,12 +159,12 @@ class _Options(NamedTuple):
     layer: str
     extra: dict[str, float]
 
-    def dropout_of(self, edges: slice | Tensor) -> kernels.EdgeDropout | None:
-        """Of these edges of the rank."""
+    def dropout_of(self, edges: slice | Tensor, first_head: int) -> kernels.EdgeDropout | None:
+        """Of these edges of the rank, and its heads."""
         if self.dropout is None:
             return None
         return kernels.EdgeDropout(
-            self.graph.edge_id[edges], self.dropout.p, *self.dropout.key
+            self.graph.edge_id[edges], self.dropout.p, *self.dropout.key, first_head
         )  # fmt: skip
 
 
@@ -182,29 +188,29 @@ class _Gat(torch.autograd.Function):
         ctx: Any, rows: Tensor, target_logit: Tensor, edge_logit: Tensor | None, options: _Options
     ) -> Tensor:
         graph, dtype, heads = options.graph, _wide(rows.dtype), target_logit.shape[1]
-        widths = [rows.shape[1] - heads, heads]
-        sources = _Sources.side_by_side(graph, rows.contiguous(), widths)
+        channels, rows = rows.shape[1] // heads - 1, rows.contiguous()
+        share = _Heads(graph, heads, channels, options.layer)
+        sources = _Sources.side_by_side(share, rows, [channels, 1])
         halo = _halo(graph, sources, ctx.needs_input_grad)
-        shape = (-1, heads, widths[0] // heads)
-        softmax = _Softmax.empty(graph.num_owned, sources.own[0].view(shape), dtype)
-        wide_logit = target_logit.to(dtype).contiguous()
-        wide_edge_logit = None if edge_logit is None else edge_logit.to(dtype).contiguous()
+        softmax = _Softmax.empty(share, rows, dtype)
+        wide_logit = share.to_targets(target_logit.to(dtype), 1, "forward")
+        wide_edge_logit = None if edge_logit is None else share.of(edge_logit.to(dtype), 1)
 
         def use(block: Block, chunk: Chunk, rows: Tensor) -> None:
             values, logits = sources.parts_of(block, rows)
             kernels.gat(
                 chunk.begin, chunk.end, block.cols, values, logits, wide_logit, *softmax,
                 rows=block.rows, edge_logit=_of_block(wide_edge_logit, block),
-                dropout=options.dropout_of(block.edges), col_offset=chunk.first_row,
-                accumulate=block is not sources.own_block, slope=options.extra["slope"],
+                dropout=options.dropout_of(block.edges, share.first),
+                col_offset=chunk.first_row, accumulate=block is not sources.own_block,
+                slope=options.extra["slope"],
             )  # fmt: skip
 
         ctx.call = for_each_source(graph, sources.rows, use, layer=options.layer, halo=halo)
-        out = softmax.out.view(shape).to(rows.dtype)
-        ctx.options, ctx.widths = options, widths
-        ctx.save_for_backward(
-            sources.rows, target_logit, edge_logit, halo, out, softmax.top, softmax.total
-        )
+        softmax = share.merge(softmax)
+        out = softmax.out.view(-1, heads, channels).to(rows.dtype)
+        ctx.options, ctx.share = options, share
+        ctx.save_for_backward(rows, target_logit, edge_logit, halo, out, softmax.top, softmax.total)
         return out
 
     @staticmethod
@@ -212,14 +218,15 @@ class _Gat(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         all_rows, target_logit, edge_logit, halo, out, top, total = ctx.saved_tensors
         options: _Options = ctx.options
-        graph, dtype = options.graph, top.dtype
+        share: _Heads = ctx.share
+        graph, dtype, widths = options.graph, top.dtype, [share.channels, 1]
         dout = _rows(grad).to(dtype)
         state = _state(dout, out, top, total, target_logit.to(dtype))
-        wide_edge_logit = None if edge_logit is None else edge_logit.to(dtype).contiguous()
-        sources = _Sources.side_by_side(graph, all_rows, ctx.widths)
-        zeros = kernels.in_huge_pages(torch.empty_like(all_rows, dtype=dtype)).zero_()
-        grads = _Sources.side_by_side(graph, zeros, ctx.widths)
-        dtarget_logit = torch.zeros_like(top)
+        dout, state = share.gradient_to_targets(dout, state)
+        wide_edge_logit = None if edge_logit is None else share.of(edge_logit.to(dtype), 1)
+        sources = _Sources.side_by_side(share, all_rows, widths)
+        grads = _Sources.zeros_side_by_side(share, all_rows, widths, dtype)
+        dtarget_logit = top.new_zeros(graph.num_targets, share.count)
         dedge_logit = None
         if wide_edge_logit is not None and ctx.needs_input_grad[2]:
             dedge_logit = torch.zeros_like(wide_edge_logit)
@@ -235,18 +242,19 @@ class _Gat(torch.autograd.Function):
                 index=block.t_index if by_position else None,
                 edge_logit=_of_block(wide_edge_logit, block),
                 dedge_logit=_of_block(dedge_logit, block),
-                dropout=options.dropout_of(block.edges), slope=options.extra["slope"],
+                dropout=options.dropout_of(block.edges, share.first), slope=options.extra["slope"],
             )  # fmt: skip
 
         fetch_and_send_back(graph, sources.rows, grads.rows, use, layer=ctx.call, halo=halo)
-        return (
-            zeros.to(out.dtype), dtarget_logit.to(target_logit.dtype),
-            None if dedge_logit is None else dedge_logit.to(edge_logit.dtype), None,
-        )  # fmt: skip
+        if dedge_logit is not None:
+            dedge_logit = share.among_all(dedge_logit, 1).to(edge_logit.dtype)
+        dtarget_logit = share.to_owners(dtarget_logit, 1)
+        drows = share.slices(*widths).join(grads.pieces)
+        return drows.to(out.dtype), dtarget_logit.to(target_logit.dtype), dedge_logit, None
 
 
 class _Kind(NamedTuple):
-    """Kernels that take rows of sources, then rows of targets (and more that has no rows)."""
+    """Kernels that take rows of sources, then rows of targets, and then what is [H, C]."""
 
     num_sources: int
     forward: Callable[..., None]
@@ -280,17 +288,20 @@ class _Scored(torch.autograd.Function):
         *tensors: Tensor,
     ) -> Tensor:  # fmt: skip
         graph, dtype = options.graph, _wide(tensors[0].dtype)
-        sources = _Sources.of(graph, [_rows(x) for x in tensors[: kind.num_sources]])
+        _, heads, channels = tensors[0].shape
+        share = _Heads(graph, heads, channels, options.layer)
+        sources = _Sources.of(share, [_rows(x) for x in tensors[: kind.num_sources]])
         targets = [_rows(x) for x in tensors[kind.num_sources :]]
-        wide_targets = [x.to(dtype) for x in targets]
+        wide_targets = share.targets_of(targets, dtype, "forward")
+        all_weight, weight = weight, share.weight_of(weight)
         halo = _halo(graph, sources, ctx.needs_input_grad)
-        softmax = _Softmax.empty(graph.num_owned, tensors[0], dtype)
+        softmax = _Softmax.empty(share, tensors[0], dtype)
         if attr is not None:  # a row may lie in several pieces
             softmax.clear()
 
         def use(block: Block, chunk: Chunk, rows: Tensor) -> None:
             accumulate = block is not sources.own_block or attr is not None
-            for piece in _pieces(options, block, chunk, attr, weight, dtype):
+            for piece in _pieces(options, share, block, chunk, attr, weight, dtype):
                 kind.forward(
                     *piece.by_target, *sources.parts_of(block, rows), *wide_targets, *softmax,
                     rows=piece.rows, edge=piece.term, dropout=piece.dropout,
@@ -298,34 +309,36 @@ class _Scored(torch.autograd.Function):
                 )  # fmt: skip
 
         ctx.call = for_each_source(graph, sources.rows, use, layer=options.layer, halo=halo)
+        softmax = share.merge(softmax)
         out = softmax.out.view(-1, *tensors[0].shape[1:]).to(tensors[0].dtype)
-        ctx.kind, ctx.options = kind, options
+        ctx.kind, ctx.options, ctx.share = kind, options, share
         ctx.shapes = [x.shape for x in tensors]
         ctx.save_for_backward(
-            *sources.own, *targets, attr, weight, halo, out, softmax.top, softmax.total
+            *sources.whole, *targets, attr, all_weight, halo, out, softmax.top, softmax.total
         )
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, attr, weight, halo, out, top, total = ctx.saved_tensors
-        kind, options = ctx.kind, ctx.options
+        *tensors, attr, all_weight, halo, out, top, total = ctx.saved_tensors
+        kind, options, share = ctx.kind, ctx.options, ctx.share
         graph, dtype = options.graph, top.dtype
         own, targets = tensors[: kind.num_sources], tensors[kind.num_sources :]
         dout = _rows(grad).to(dtype)
-        state = _state(dout, out, top, total)
-        wide_targets = [x.to(dtype) for x in targets]
+        dout, state = share.gradient_to_targets(dout, _state(dout, out, top, total))
+        wide_targets = share.targets_of(targets, dtype, "backward")
         dtargets = [torch.zeros_like(x) for x in wide_targets]
-        sources = _Sources.of(graph, own)
-        grads = _Sources.zeros(graph, own, dtype)
+        weight = share.weight_of(all_weight)
+        sources = _Sources.of(share, own)
+        grads = _Sources.zeros(share, own, dtype)
         edges = None
         if attr is not None and any(ctx.needs_input_grad[2:4]):
             edges = _EdgeGradients(attr, weight, ctx.needs_input_grad[2:4])
 
         def use(block: Block, chunk: Chunk, rows: Tensor, contribution: Tensor) -> None:
             inputs = (*sources.parts_of(block, rows), *wide_targets, state, dout)
-            for piece in _pieces(options, block, chunk, attr, weight, dtype):
+            for piece in _pieces(options, share, block, chunk, attr, weight, dtype):
                 dterm = None
                 if edges is not None and piece.term is not None:
                     dterm = torch.zeros_like(piece.term)
@@ -343,27 +356,26 @@ class _Scored(torch.autograd.Function):
                 )  # fmt: skip
 
         fetch_and_send_back(graph, sources.rows, grads.rows, use, layer=ctx.call, halo=halo)
-        found = [
-            dx.view(shape).to(x.dtype)
-            for dx, x, shape in zip([*grads.own, *dtargets], tensors, ctx.shapes)
-        ]
+        grads_of = [*grads.joined(share), *share.targets_back(dtargets)]
+        found = [dx.view(shape).to(x.dtype) for dx, x, shape in zip(grads_of, tensors, ctx.shapes)]
         dattr, dweight = (None, None) if edges is None else edges.results()
+        if dweight is not None:
+            dweight = share.among_all(dweight.T, share.channels).T
         return None, None, dattr, dweight, *found
 
 
 class _Softmax(NamedTuple):
-    """A softmax in the making, as `fullgraph.kernels` has it: [n, H C], [n, H], [n, H]."""
+    """A softmax in the making, as `fullgraph.kernels` has it: [T, H C], [T, H], [T, H]."""
 
     out: Tensor
     top: Tensor
     total: Tensor
 
     @staticmethod
-    def empty(num_rows: int, like: Tensor, dtype: torch.dtype) -> _Softmax:
-        """For rows like [*, H, C]; not initialised."""
-        _, heads, channels = like.shape
-        widths = (heads * channels, heads, heads)
-        empty = (like.new_empty(num_rows, w, dtype=dtype) for w in widths)
+    def empty(share: _Heads, like: Tensor, dtype: torch.dtype) -> _Softmax:
+        """For the heads of this rank and all targets; not initialised."""
+        widths = (share.count * share.channels, share.count, share.count)
+        empty = (like.new_empty(share.graph.num_targets, w, dtype=dtype) for w in widths)
         return _Softmax(*map(kernels.in_huge_pages, empty))
 
     def clear(self) -> None:
@@ -371,6 +383,22 @@ class _Softmax(NamedTuple):
         self.out.zero_()
         self.top.fill_(-torch.inf)
         self.total.zero_()
+
+    def add(self, rows: Tensor, more: Tensor) -> None:
+        """Merge what other edges into these rows, distinct, come to: out, top and total side by
+        side, [rows, H C + 2 H]."""
+        heads = self.top.shape[1]
+        out, top, total = more.split([self.out.shape[1], heads, heads], 1)
+        new_top = torch.maximum(self.top[rows], top)
+        shift = new_top.masked_fill(new_top == -torch.inf, 0)
+        before = self.total[rows] * (self.top[rows] - shift).exp()
+        total = total * (top - shift).exp()
+        both = before + total
+        inverse = both.reciprocal().masked_fill(both == 0, 0)
+        shape = (len(rows), heads, -1)
+        merged = self.out[rows].view(shape) * (before * inverse).unsqueeze(2)
+        merged += out.reshape(shape) * (total * inverse).unsqueeze(2)
+        self.out[rows], self.top[rows], self.total[rows] = merged.flatten(1), new_top, both
 
 
 def _state(
@@ -388,36 +416,181 @@ def _state(
 
 
 @dataclass(frozen=True)
+class _Heads:
+    """The heads of a layer that this rank works on, and the way of rows from owners to targets and
+    back. Of a tensor with c columns for each head, this rank's heads have a piece."""
+
+    graph: DistributedGraph
+    heads: int
+    channels: int
+    layer: str
+
+    @cached_property
+    def first(self) -> int:
+        """The first of this rank's heads."""
+        return self.slices(1).ranges[self.graph.feature_slice][0][0]
+
+    @cached_property
+    def count(self) -> int:
+        """How many heads this rank works on."""
+        return self.slices(1).widths[self.graph.feature_slice]
+
+    def slices(self, *columns: int) -> Slices:
+        """Of tensors with so many columns for each head, side by side."""
+        return Slices.by_heads(self.graph, self.heads, columns)
+
+    def of(self, rows: Tensor, *columns: int) -> Tensor:
+        """The piece of this rank, contiguous."""
+        return self.slices(*columns).of(rows)[self.graph.feature_slice]
+
+    def among_all(self, piece: Tensor, columns: int) -> Tensor:
+        """A piece of this rank with zeros for the heads of others."""
+        if self.graph.placement.feats == 1:
+            return piece
+        whole = piece.new_zeros(piece.shape[0], self.heads * columns)
+        first = self.first * columns
+        whole[:, first : first + piece.shape[1]] = piece
+        return whole
+
+    def weight_of(self, weight: Tensor | None) -> Tensor | None:
+        """[H C, D] of this rank's heads."""
+        if weight is None or self.graph.placement.feats == 1:
+            return weight
+        first = self.first * self.channels
+        return weight[first : first + self.count * self.channels]
+
+    def to_targets(self, rows: Tensor, columns: int, direction: str) -> Tensor:
+        pieces = self.slices(columns).of(rows)
+        return fetch_targets(self.graph, pieces, layer=self.layer, direction=direction)
+
+    def to_owners(self, partial: Tensor, columns: int) -> Tensor:
+        """Gradients of targets, summed over ranks."""
+        slices = self.slices(columns)
+        return slices.join(sum_to_owners(
+            self.graph, partial, slices.widths, layer=self.layer, direction="backward"
+        ))  # fmt: skip
+
+    def gradient_to_targets(self, dout: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """That of the result, and what `_state` gives."""
+        if self.graph.targets is None:
+            return dout, state
+        numbers = self.slices(*[1] * (state.shape[1] // self.heads))
+        of_targets = fetch_targets(
+            self.graph, numbers.of(state), layer=self.layer, direction="backward", as_is=True
+        )
+        return self.to_targets(dout, self.channels, "backward"), of_targets
+
+    def targets_of(
+        self, tensors: Sequence[Tensor], dtype: torch.dtype, direction: str
+    ) -> list[Tensor]:
+        """Of rows of targets, and then of what has one row for each head: this rank's."""
+        rows, *rest = (x.to(dtype) for x in tensors)
+        mine = slice(self.first, self.first + self.count)
+        return [self.to_targets(rows, self.channels, direction), *(x[mine] for x in rest)]
+
+    def targets_back(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients of `targets_of`, of all heads; this rank's part of those without rows."""
+        rows, *rest = gradients
+        found = [self.to_owners(rows, self.channels)]
+        for x in rest:
+            whole = x.new_zeros(self.heads, self.channels)
+            whole[self.first : self.first + self.count] = x
+            found.append(whole)
+        return found
+
+    def merge(self, mine: _Softmax) -> _Softmax:
+        """The softmax over the edges of all ranks, of the owned rows and all heads."""
+        graph, n = self.graph, self.graph.num_owned
+        if graph.targets is None:
+            return mine
+        columns = (self.channels, 1, 1)
+        slices = self.slices(*columns)
+        softmaxes = []
+        for width in self.slices(1).widths:
+            like = (mine.out.new_zeros(n, width * c) for c in columns)
+            softmaxes.append(_Softmax(*like))
+            softmaxes[-1].clear()
+        softmaxes[graph.feature_slice] = _Softmax(*(x[:n].clone() for x in mine))
+
+        def take(rows: Tensor, values: Tensor, k: int) -> None:
+            softmaxes[k].add(rows.long(), values)
+
+        return_partials(
+            graph, torch.cat(mine, 1), slices.widths, take, layer=self.layer, as_is=True
+        )
+        parts = zip(*softmaxes)
+        return _Softmax(*(self.slices(c).join(part) for c, part in zip(columns, parts)))
+
+
+@dataclass(frozen=True)
 class _Sources:
     """Rows that edges start from, several tensors [m, F] that travel side by side in `rows`.
 
-    Where nothing travels, there is no such tensor: `rows` stands in for it and is not looked at.
+    ``whole``: the tensors; ``own``: their columns that this rank works on. Where nothing travels,
+    there is no tensor of all: `rows` stands in for it and is not looked at.
     """
 
+    whole: tuple[Tensor, ...]
     own: tuple[Tensor, ...]
-    rows: Tensor
+    rows: Pieces
     own_block: Block
 
     @staticmethod
-    def of(graph: DistributedGraph, parts: Sequence[Tensor]) -> _Sources:
-        joined = len(parts) > 1 and graph.group.size > 1
-        rows = torch.cat(list(parts), 1) if joined else parts[0]
-        return _Sources(tuple(parts), rows, graph.edges.blocks[graph.group.rank])
+    def of(share: _Heads, parts: Sequence[Tensor]) -> _Sources:
+        if len(parts) == 1 or share.graph.group.size == 1:
+            return _Sources._made(share, parts, parts[0], [share.channels])
+        rows = torch.cat(list(parts), 1)
+        return _Sources._made(share, parts, rows, [share.channels] * len(parts))
 
     @staticmethod
-    def side_by_side(graph: DistributedGraph, rows: Tensor, widths: Sequence[int]) -> _Sources:
-        """From one tensor, of which the parts are columns."""
-        own = tuple(rows.split(list(widths), 1))
-        return _Sources(own, rows, graph.edges.blocks[graph.group.rank])
+    def side_by_side(share: _Heads, rows: Tensor, columns: Sequence[int]) -> _Sources:
+        """From one tensor, of which the parts are so many columns for each head."""
+        return _Sources._made(share, [], rows, columns)
 
     @staticmethod
-    def zeros(graph: DistributedGraph, like: Sequence[Tensor], dtype: torch.dtype) -> _Sources:
+    def _made(
+        share: _Heads, parts: Sequence[Tensor], rows: Tensor, columns: Sequence[int]
+    ) -> _Sources:
+        graph = share.graph
+        pieces = share.slices(*columns).of(rows)
+        own = tuple(parts)
+        if graph.placement.feats > 1 or not own:
+            widths = [share.count * c for c in columns]
+            own = tuple(pieces[graph.feature_slice].split(widths, 1))
+        return _Sources(tuple(parts), own, pieces, graph.edges.blocks[graph.group.rank])
+
+    @staticmethod
+    def zeros(share: _Heads, like: Sequence[Tensor], dtype: torch.dtype) -> _Sources:
         """Of the same shapes; here `own` are columns of `rows`, where that exists."""
-        if len(like) == 1 or graph.group.size == 1:
-            return _Sources.of(graph, [torch.zeros_like(x, dtype=dtype) for x in like])
-        widths = [x.shape[1] for x in like]
-        rows = like[0].new_zeros(like[0].shape[0], sum(widths), dtype=dtype)
-        return _Sources(rows.split(widths, 1), rows, graph.edges.blocks[graph.group.rank])
+        if share.graph.group.size == 1:
+            parts = [torch.zeros_like(x, dtype=dtype) for x in like]
+            return _Sources.of(share, parts)
+        columns = [share.channels] * len(like)
+        return _Sources.zeros_side_by_side(share, like[0], columns, dtype)
+
+    @staticmethod
+    def zeros_side_by_side(
+        share: _Heads, like: Tensor, columns: Sequence[int], dtype: torch.dtype
+    ) -> _Sources:
+        graph, m = share.graph, like.shape[0]
+        pieces = [
+            kernels.in_huge_pages(like.new_empty(m, width, dtype=dtype)).zero_()
+            for width in share.slices(*columns).widths
+        ]
+        own = pieces[graph.feature_slice].split([share.count * c for c in columns], 1)
+        return _Sources((), tuple(own), pieces, graph.edges.blocks[graph.group.rank])
+
+    @property
+    def pieces(self) -> Sequence[Tensor]:
+        return [self.rows] if isinstance(self.rows, Tensor) else self.rows
+
+    def joined(self, share: _Heads) -> Sequence[Tensor]:
+        """Each tensor with all heads, [m, H C]."""
+        if share.graph.placement.feats == 1:
+            return self.own
+        columns = [share.channels] * len(self.own)
+        rows = share.slices(*columns).join(self.pieces)
+        return rows.split(share.heads * share.channels, 1)
 
     def parts_of(self, block: Block, rows: Tensor) -> tuple[Tensor, ...]:
         """The tensors of a block's sources, whose rows these are."""
@@ -458,13 +631,13 @@ class _Piece:
 
 
 def _pieces(
-    options: _Options, block: Block, chunk: Chunk, attr: Tensor | None, weight: Tensor | None,
-    dtype: torch.dtype,
+    options: _Options, share: _Heads, block: Block, chunk: Chunk, attr: Tensor | None,
+    weight: Tensor | None, dtype: torch.dtype,
 ) -> Iterator[_Piece]:  # fmt: skip
     """A chunk in pieces small enough to compute something for every edge of one; without
     attributes of edges, whole."""
     if attr is None or weight is None:
-        dropout = options.dropout_of(block.edges)
+        dropout = options.dropout_of(block.edges, share.first)
 
         def lists() -> BySource:
             t = slice(chunk.first_row, chunk.last_row)
@@ -487,12 +660,14 @@ def _pieces(
         begin, end = chunk.begin[run].clone(), chunk.end[run].clone()
         begin[0] = end[0] - (stop[first_row] - first)
         end[-1] -= stop[last_row] - last
-        yield _piece_of_edges(options, block, chunk, first_row, begin, end, attr, weight, dtype)
+        yield _piece_of_edges(
+            options, share, block, chunk, first_row, begin, end, attr, weight, dtype
+        )
 
 
 def _piece_of_edges(
-    options: _Options, block: Block, chunk: Chunk, first_row: int, begin: Tensor, end: Tensor,
-    attr: Tensor, weight: Tensor, dtype: torch.dtype,
+    options: _Options, share: _Heads, block: Block, chunk: Chunk, first_row: int, begin: Tensor,
+    end: Tensor, attr: Tensor, weight: Tensor, dtype: torch.dtype,
 ) -> _Piece:  # fmt: skip
     """The edges of these ranges, which belong to rows first_row and on of the block, by
     themselves."""
@@ -512,7 +687,7 @@ def _piece_of_edges(
 
     term = (attr[edges].to(weight.dtype) @ weight.T).to(dtype)
     by_target = stop - (end - begin), stop, cols
-    return _Piece(by_target, rows, 0, edges, options.dropout_of(edges), term, sort)
+    return _Piece(by_target, rows, 0, edges, options.dropout_of(edges, share.first), term, sort)
 
 
 class _EdgeGradients:

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from fullgraph.comm.exchange import wire_dtype
+from fullgraph.comm.load import partition_options
+from fullgraph.comm.placement import Placement
 from fullgraph.comm.schedule import EXACT, Schedule
-from fullgraph.graph.assign import METHODS
 from fullgraph.training.models import ModelOptions
 from fullgraph.training.options import FitOptions
 
@@ -22,14 +23,14 @@ class GraphOptions:
         source: a partitioned folder, or what `fullgraph.graph.sources.read` accepts, as text.
         split: which split, where a source has several.
         parts: how many to make; None: one a worker. Not for a partitioned folder.
-        method: of partitioning.
+        method: of partitioning; None: the placement's default.
         normalize_features: divide each row by the sum of its absolute values.
     """
 
     source: str
     split: int = 0
     parts: int | None = None
-    method: str = "metis"
+    method: str | None = None
     normalize_features: bool = False
 
 
@@ -37,7 +38,8 @@ class GraphOptions:
 class RunConfig:
     """A training run.
 
-    ``threads``: of each worker. ``wire``: the dtype that rows travel in. ``exact``: whether what is
+    ``threads``: of each worker. ``placement``: where edges live; None: as the graph was partitioned
+    for. ``wire``: the dtype that rows travel in. ``exact``: whether what is
     approximate is refused. ``timeout``: the longest any single wait between workers may take, in
     seconds.
     """
@@ -48,6 +50,7 @@ class RunConfig:
     workers: int = 1
     threads: int = 1
     schedule: str = "sequential"
+    placement: str | None = None
     wire: str = "float32"
     exact: bool = False
     timeout: float = 300.0
@@ -73,10 +76,10 @@ class RunConfig:
         if not self.timeout > 0:
             raise ValueError(f"timeout must be positive, got {self.timeout}")
         check_parts(self.graph.parts, self.workers)
-        if self.graph.method not in METHODS:
-            raise ValueError(
-                f"method {self.graph.method!r} is unknown; choose one of {', '.join(METHODS)}"
-            )
+        placement = None if self.placement is None else Placement.parse(self.placement)
+        if placement is not None:
+            placement.check_ranks(self.workers)
+        partition_options(placement, self.graph.method)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from fullgraph.comm.load import is_folder
+from fullgraph.comm.load import is_folder, partition_options
+from fullgraph.comm.placement import Placement
 from fullgraph.graph.folder import PartitionedFolder, save
 from fullgraph.graph.partition import PartitionedInMemory, partition
 from fullgraph.graph.sources import read
@@ -22,7 +23,7 @@ def no_stage(name: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def partitioned_folder(
-    options: GraphOptions, workers: int, stage: Stage = no_stage
+    options: GraphOptions, workers: int, stage: Stage = no_stage, placement: str | None = None
 ) -> Iterator[PartitionedFolder]:
     """The graph as a partitioned folder: the one it is, or one that exists while the block runs.
 
@@ -43,19 +44,21 @@ def partitioned_folder(
         return
     with tempfile.TemporaryDirectory(prefix="fullgraph-") as parent:
         path = Path(parent, "graph")
-        partition_to(path, options, options.parts or workers, stage)
+        partition_to(path, options, options.parts or workers, stage, placement)
         yield PartitionedFolder.open(path)
 
 
 def partition_to(
     path: Path, options: GraphOptions, parts: int, stage: Stage = no_stage,
-    overwrite: bool = False, report: Callable[[PartitionedInMemory], None] | None = None,
+    placement: str | None = None, overwrite: bool = False,
+    report: Callable[[PartitionedInMemory], None] | None = None,
 ) -> None:  # fmt: skip
     """Read, partition and save; `report` sees the partitioned graph before it is saved."""
     with stage(f"reading {options.source}"):
         graph = read(options.source, split=options.split)
     with stage(f"partitioning {graph.num_nodes:,} nodes, {graph.num_edges:,} edges"):
-        partitioned = partition(graph, parts, method=options.method)
+        placed_as = None if placement is None else Placement.parse(placement)
+        partitioned = partition(graph, parts, **partition_options(placed_as, options.method))
     if report is not None:
         report(partitioned)
     with stage(f"writing {parts} part(s)"):

@@ -66,7 +66,7 @@ def finish(
         "graph": graph.meta.name,
         "workers": graph.group.size,
         "parts": graph.meta.num_parts,
-        "placement": graph.meta.placement,
+        "placement": str(graph.placement),
         "schedule": str(graph.schedule),
         "wire": graph.wire,
         "exact": graph.exact,
@@ -119,12 +119,16 @@ def open_graph(group: Group, config: RunConfig, folder: str | None) -> Distribut
     if folder is not None:
         opened = PartitionedFolder.open(folder)
         check_untyped(opened.meta)
-        graph = DistributedGraph.build(opened, group, config.schedule, wire=config.wire)
+        graph = DistributedGraph.build(
+            opened, group, config.schedule, placement=config.placement, wire=config.wire
+        )
     else:
         options: dict[str, Any] = {}
         if not Path(source.source).is_dir():
             options = {"parts": source.parts, "method": source.method, "split": source.split}
-        options |= {"schedule": config.schedule, "wire": config.wire}
+        options |= {
+            "schedule": config.schedule, "placement": config.placement, "wire": config.wire,
+        }  # fmt: skip
         graph = load(source.source, group=group, **options)
         check_untyped(graph.meta)
     if source.normalize_features and graph.x is not None:

@@ -47,12 +47,13 @@ struct Targets {
     int64_t num_rows;
 };
 
-// Dropout of coefficients; null ids: none.
+// Dropout of coefficients; null ids: none. The first of the heads at hand is first_head of all.
 struct CoefficientDropout {
     const int64_t* ids;
     uint64_t threshold;
     double scale;
     DropoutKey key;
+    int64_t first_head;
 };
 
 // Lists by source: index[e] is where edge e is in arrays by target; null if there are none.
@@ -213,13 +214,15 @@ inline void merge_run(T* x, int64_t num_edges, int64_t heads, T* top, T* total, 
     }
 }
 
-// keep[edge][head] = the scale or 0, for edges whose ids are id(0 .. num_edges - 1).
+// keep[edge][head] = the scale or 0, for edges whose ids are id(0 .. num_edges - 1). Heads are those
+// from drop.first_head on, which may lie anywhere in a block of four draws.
 template <typename T, typename Id>
 void draw_run(T* keep, int64_t num_edges, int64_t heads, const CoefficientDropout& drop, Id id) {
     const T scale = static_cast<T>(drop.scale);  // 0 for p = 1, the threshold of which is 2^32
     const uint32_t threshold = static_cast<uint32_t>(
         drop.threshold > 0xffffffffu ? 0xffffffffu : drop.threshold);
-    const int64_t num_blocks = (heads + 3) / 4;
+    const int64_t before = drop.first_head % 4, lowest = drop.first_head / 4;
+    const int64_t num_blocks = (before + heads + 3) / 4;
     Counters c = {};
     T factor[4][kLanes];
     int64_t edge = 0, block = 0;  // of the next counter
@@ -227,7 +230,7 @@ void draw_run(T* keep, int64_t num_edges, int64_t heads, const CoefficientDropou
         const int64_t used = smaller(left, kLanes);
         int64_t first_edge = edge, first_block = block;
         for (int64_t j = 0; j < used; ++j) {
-            set_counter(c, j, id(edge), block, drop.key);
+            set_counter(c, j, id(edge), lowest + block, drop.key);
             if (++block == num_blocks) ++edge, block = 0;
         }
         philox(c, drop.key.seed);
@@ -238,9 +241,10 @@ void draw_run(T* keep, int64_t num_edges, int64_t heads, const CoefficientDropou
             }
         }
         for (int64_t j = 0; j < used; ++j) {
-            T* to = keep + first_edge * heads + 4 * first_block;
-            const int64_t width = smaller(4, heads - 4 * first_block);
-            for (int64_t k = 0; k < width; ++k) to[k] = factor[k][j];
+            const int64_t head = 4 * first_block - before;  // of the block's first draw
+            T* to = keep + first_edge * heads + head;
+            const int64_t end = smaller(4, heads - head);
+            for (int64_t k = larger(0, -head); k < end; ++k) to[k] = factor[k][j];
             if (++first_block == num_blocks) ++first_edge, first_block = 0;
         }
     }

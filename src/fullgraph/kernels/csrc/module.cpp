@@ -191,9 +191,12 @@ EdgesBySource by_source(const Ids& begin, const Ids& end, const Cols& cols,
     return {ranges(begin, end, cols, rows, 0), index ? index->data() : nullptr};
 }
 
+// layer: 16 bits, and above them the first head.
 CoefficientDropout drop_of(const Maybe<Ids>& ids, uint64_t threshold, double scale, uint64_t seed,
                            uint32_t step, uint32_t layer) {
-    return {ids ? ids->data() : nullptr, threshold, scale, {seed, step, layer}};
+    const int64_t first_head = layer >> 16;
+    return {ids ? ids->data() : nullptr, threshold, scale, {seed, step, layer & 0xffff},
+            first_head};
 }
 
 template <typename T>
