@@ -28,7 +28,7 @@ class RanksFailedError(AssertionError):
 
 
 def run_ranks(
-    fn: Callable[..., Any], size: int, *args: Any, timeout: float = 120.0, wait_limit: float = 30.0
+    fn: Callable[..., Any], size: int, *args: Any, timeout: float = 300.0, wait_limit: float = 90.0
 ) -> list[Any]:
     """What `fn(group, *args)` returned on each of `size` ranks.
 
