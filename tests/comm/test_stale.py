@@ -131,7 +131,8 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         oracle = ctx.oracle
-        return oracle.seen(f"{ctx.key} gradients", grads[0], ~oracle.owned).sum(0), None, None
+        seen = oracle.seen(f"{ctx.key} gradients", grads[0], ~oracle.owned, at_once=True)
+        return seen.sum(0), None, None
 
 
 class Oracle:
@@ -146,16 +147,17 @@ class Oracle:
         self.bin = bins_of(torch.arange(owner.numel()), r)
         self.last: dict[str, list[Any]] = {}
 
-    def seen(self, key: str, fresh: Tensor, remote: Tensor) -> Tensor:
-        """Fresh values [W, N, F], but for remote ones those that travelled last."""
+    def seen(self, key: str, fresh: Tensor, remote: Tensor, at_once: bool = False) -> Tensor:
+        """Fresh values [W, N, F], but for remote ones those that travelled last: before this turn,
+        or up to it."""
         if key not in self.last:
             self.last[key] = [fresh.clone(), 0]
             return fresh.clone()
         stale, turn = self.last[key]
-        out = torch.where(remote, stale, fresh)
         travels = self.bin == (turn + 1) % self.r
-        self.last[key] = [torch.where(travels.view(1, -1, 1), fresh, stale), turn + 1]
-        return out
+        arrived = torch.where(travels.view(1, -1, 1), fresh, stale)
+        self.last[key] = [arrived, turn + 1]
+        return torch.where(remote, arrived if at_once else stale, fresh)
 
     def mix(self, rows: Tensor, key: str) -> Tensor:
         return _Mix.apply(rows, self, key)
@@ -289,10 +291,10 @@ def _without_cut_edges(group: Group, name: str) -> None:
     expected = theirs(all_x, kept, **args)
     expected.square().mean().backward()
     x = data.x[graph.node_id].clone().requires_grad_()
-    for _ in range(2):
-        x.grad = None
+    for of_x in (True, False):
+        x.grad = None if of_x else x.grad
         ours.zero_grad()
-        out = ours(x, graph)
+        out = ours(x if of_x else x.detach(), graph)
         fullgraph.global_mean(out.square(), group=group).backward()
         fullgraph.sum_gradients(ours, group)
         assert_same("out", out.detach(), expected.detach()[graph.node_id])

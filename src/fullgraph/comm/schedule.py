@@ -91,11 +91,12 @@ def delayed(r: int) -> Schedule:
     DistGNN's cd-r (arXiv 2104.06700). Rows belong to r bins by a hash of their node's id. The first
     pass is exact; each one after it sends the rows of one bin, which travel while the rank's own
     rows and the stale ones are worked on, and are used from the next pass on. So what is used is 1
-    to r passes old: delayed(1) is PipeGCN (arXiv 2203.10428), cd-1, where all rows travel in every
-    pass and arrive one late. Gradients to remote rows go the same way, and their owner uses the
-    last that came. Partial results, of placements where edges live elsewhere than their targets,
-    are never stale. Without gradients, or after `model.eval()`, nothing is. Memory for remote rows:
-    all of them, for every layer, from one pass to the next.
+    to r passes old. Gradients to remote rows go home in the same turns; their owner uses the last
+    that came, those of this pass's bin included, which makes them 0 to r - 1 passes old. Under
+    delayed(1), cd-1, all rows travel in every pass and arrive one late, as in PipeGCN
+    (arXiv 2203.10428), and gradients in time. Partial results, of placements where edges live
+    elsewhere than their targets, are never stale. Without gradients, or after `model.eval()`,
+    nothing is. Memory for remote rows: all of them, for every layer, from one pass to the next.
 
     Raises ValueError unless r is 1 or more.
     """

@@ -118,8 +118,8 @@ class Kept:
     """The rows of one exchange of a call as they arrived last, one tensor for each peer.
 
     ``rows[q]``: [S, F] of peer q, as used in this pass. ``arrived[q]``: those of the bin that
-    travelled in this pass, used from the next on. ``turn``: passes since the first; in turn t > 0
-    bin t % r travels. ``form``: what they fit, the same on all ranks.
+    travelled in this pass, until they `settle`. ``turn``: passes since the first; in turn t > 0 bin
+    t % r travels. ``form``: what they fit, the same on all ranks.
     """
 
     rows: list[Tensor]
@@ -128,20 +128,18 @@ class Kept:
     form: tuple[int, ...]
 
     def next_turn(self, bins: Bins, *, returning: bool, into: list[Tensor] | None) -> Bin:
-        """Use what arrived, in new tensors or in place; the bin that travels now.
+        """The bin that travels now.
 
-        returning: whether these are rows that came back to their owner, not those of others.
+        returning: whether these are rows that come back to their owner, not those of others, which
+            settle now from the turn before.
+        into: where the rows are to be from now on.
         """
         if into is not None:
             for new, old in zip(into, self.rows):
                 new.copy_(old)
             self.rows = into
-        if self.turn:
-            before = bins.bins[self.turn % len(bins.bins)]
-            for rows, places, new in zip(
-                self.rows, before.sent if returning else before.needed, self.arrived
-            ):
-                rows[places] = new
+        if self.turn and not returning:
+            self.settle(bins.bins[self.turn % len(bins.bins)].needed)
         self.turn += 1
         now = bins.bins[self.turn % len(bins.bins)]
         self.arrived = [
@@ -149,6 +147,12 @@ class Kept:
             for rows, places in zip(self.rows, now.sent if returning else now.needed)
         ]
         return now
+
+    def settle(self, places: Sequence[Tensor]) -> None:
+        """Put what has arrived in its places."""
+        for rows, at, new in zip(self.rows, places, self.arrived):
+            rows[at] = new
+        self.arrived = [new[:0] for new in self.arrived]
 
 
 class StaleRows:

@@ -140,8 +140,8 @@ def _send(
 
 
 def _send_stale(rows: _Rows, fill: FillRows, call: Call, as_is: bool) -> None:
-    """Contributions of other ranks as they came last, while those of one bin travel, for the next
-    pass. All contributions are computed, as `fill` may have more to say than what is sent."""
+    """Contributions of other ranks as they came last, of which those of one bin do so now. All are
+    computed, as `fill` may have more to say than what is sent."""
     graph, stale = rows.graph, rows.graph.stale
     bins = stale.bins(graph)
     key, form = f"{call.key}.gradients", (bins.signature, *rows.form)
@@ -165,18 +165,16 @@ def _send_stale(rows: _Rows, fill: FillRows, call: Call, as_is: bool) -> None:
         chosen = places[(places >= chunk.first_row) & (places < chunk.last_row)]
         leaving[block.source_rank].append(contribution[chosen - chunk.first_row])
 
-    def meanwhile() -> None:
-        _on_own_block(rows, fill)
-        for peer, received in enumerate(kept.rows):
-            rows.add_owned(Message(peer, 0, received.shape[0]), received)
-
     outgoing = [torch.cat(pieces) if pieces else rows.owned[:0] for pieces in leaving]
     exchange(
         graph, call.layer, "backward", as_is,
         make=lambda message: outgoing[message.peer][message.first_row : message.last_row],
         allot=lambda message: kept.arrived[message.peer][message.first_row : message.last_row],
-        take=lambda message, received: None, meanwhile=meanwhile,
+        take=lambda message, received: None, meanwhile=lambda: _on_own_block(rows, fill),
     ).run(now.plan.return_ticks(rows.max_rows), sys.maxsize)  # fmt: skip
+    kept.settle(now.sent)
+    for peer, received in enumerate(kept.rows):
+        rows.add_owned(Message(peer, 0, received.shape[0]), received)
 
 
 def fetch_and_send_back(
