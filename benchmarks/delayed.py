@@ -134,7 +134,7 @@ def main() -> None:
                         help="the first is what the others are compared with")  # fmt: skip
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=150)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     args = parser.parse_args()
     args.schedules = args.schedules.split(",")
     # Workers find this module by its name.
