@@ -165,7 +165,7 @@ def sum_of_shares(grad: Tensor | None, graph: DistributedGraph) -> Tensor | None
     share the edges has its slice's share of it."""
     if grad is None or graph.placement.feats == 1:
         return grad
-    whole = grad.new_zeros(graph.meta.num_edges)
+    whole = grad.new_zeros(graph.meta.num_edges, *grad.shape[1:])
     whole[graph.edge_id] = grad
     return graph.group.all_reduce(whole, "gradients of edges")[graph.edge_id]
 
@@ -269,6 +269,8 @@ def inputs_step(
     loss = fullgraph.cross_entropy(out, graph.y, graph.train_mask, group=graph.group)
     loss.backward()
     fullgraph.sum_gradients(model, graph.group)
+    for name in case.edges:
+        inputs[name].grad = sum_of_shares(inputs[name].grad, graph)
     forget_replaced(case, inputs, graph.edge_id)
     return _inputs_results(model, out, loss, inputs, graph)
 

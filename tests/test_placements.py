@@ -3,10 +3,25 @@ and what else holds for placements."""
 
 from __future__ import annotations
 
-import pytest
+from itertools import pairwise
 
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch_geometric.data import Data
+
+import fullgraph
+from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
-from tests.contract import SCHEDULES, Setting, check_contract
+from fullgraph.comm.placed_edges import planned_rows
+from fullgraph.comm.placement import Placement, grids_of, slice_offsets
+from fullgraph.graph.partition import PartitionedInMemory
+from fullgraph.ops.aggregate import aggregate
+from tests import layer_cases, test_layers
+from tests.contract import SCHEDULES, Setting, check_contract, check_inputs
+from tests.graphs import cut, named_cut, named_parts, partitioned
+from tests.layer_cases import exact_layers
 from tests.ranks import run_ranks
 from tests.test_contract import CASES
 
@@ -60,3 +75,214 @@ def test_equals_pyg_in_one_process(name: str, size: int) -> None:
 @pytest.mark.parametrize("name", ["gcn_weighted", "sage_mean", "sage_max", "gin"])
 def test_equals_pyg_on_eight_ranks(name: str) -> None:
     run_ranks(check_case, 8, name, timeout=300)
+
+
+# Every layer of PyG -------------------------------------------------------------------------------
+
+ELSEWHERE = "needs every edge to live with the owner of its target"
+# Options that need what only `destination` has: edges turned round, reductions before propagate.
+REFUSED = {
+    ("SAGEConv", "flow='target_to_source'"),
+    ("GATConv", "edge_attr, add_self_loops with fill_value='max'"),
+    ("HypergraphConv", "a hyperedge for each node"),
+    ("HypergraphConv", "hyperedge_weight, bias=False"),
+    ("HypergraphConv", "use_attention, attention_mode='node'"),
+    ("HypergraphConv", "use_attention, attention_mode='edge', concat=False"),
+}
+
+
+def shares_of(name: str, placement: str, num_parts: int) -> PartitionedInMemory:
+    data = layer_cases.graph_data(name)
+    return cut(data, num_parts) if placement == "vertex-cut" else partitioned(data, num_parts)
+
+
+def check_layer(group: Group, layer: str, placement: str, schedule: str) -> dict[str, str]:
+    """Of every case of a layer, by its options, what went wrong."""
+    graph = DistributedGraph.build(
+        shares_of("multigraph", placement, 5), group, schedule, 1000, placement
+    )
+    failures = {}
+    for case in layer_cases.CASES:
+        if case.layer != layer or case.refused is not None or "multigraph" not in case.runs_on:
+            continue
+        on, expected = (f(case, "multigraph") for f in (test_layers.on_graph, reference_of))
+        try:
+            check_inputs(on, expected, graph, steps=1)
+        except (AssertionError, ValueError, NotImplementedError) as error:
+            failures[case.options] = str(error)
+    return failures
+
+
+def reference_of(case: layer_cases.LayerCase, graph: str) -> test_layers.Reference:
+    return test_layers.reference(case.name, graph)
+
+
+@pytest.mark.parametrize("layer", exact_layers())
+def test_every_layer_equals_pyg_on_a_vertex_cut(layer: str) -> None:
+    schedule = SCHEDULES[exact_layers().index(layer) % 4]
+    for failures in run_ranks(check_layer, 3, layer, "vertex-cut", schedule):
+        refused = {options for name, options in REFUSED if name == layer}
+        assert failures.keys() == refused, failures
+        assert all(ELSEWHERE in reason for reason in failures.values()), failures
+
+
+@pytest.mark.parametrize("placement", ["grid:2x2x1", "grid:2x1x2"])
+@pytest.mark.parametrize("layer", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_attention_equals_pyg_on_a_grid(layer: str, placement: str) -> None:
+    """Heads are split over the slices; a layer with fewer heads than slices is refused."""
+    for failures in run_ranks(check_layer, 4, layer, placement, "sequential"):
+        for options, reason in failures.items():
+            few_heads = placement == "grid:2x1x2" and "needs at least 2 heads" in reason
+            assert few_heads or ((layer, options) in REFUSED and ELSEWHERE in reason), failures
+        assert len(failures) <= 2, failures
+
+
+@pytest.mark.parametrize("layer", ["EdgeConv", "PNAConv", "ResGatedGraphConv"])
+def test_messages_of_whole_rows_are_refused_with_slices(layer: str) -> None:
+    for failures in run_ranks(check_layer, 2, layer, "grid:1x1x2", "sequential"):
+        assert failures
+        for reason in failures.values():
+            assert f"({layer})" in reason
+            assert "a worker has a slice of the columns" in reason
+
+
+# Dropout ------------------------------------------------------------------------------------------
+
+
+def drop_coefficients(group: Group, placement: str) -> tuple[Tensor | None, Tensor]:
+    graph = DistributedGraph.build(
+        shares_of("multigraph", placement, 4), group, "sequential", 500, placement
+    )
+    torch.manual_seed(1)
+    layer = pyg.GATConv(graph.num_features, 4, heads=6, dropout=0.5).double()
+    model = fullgraph.convert(pyg.Sequential("x, edge_index", [(layer, "x, edge_index -> x")]))
+    assert graph.x is not None
+    out = model(graph.x.double(), graph)
+    fullgraph.global_mean(out.square(), group=group).backward()
+    fullgraph.sum_gradients(model, group)
+    grad = layer.att_src.grad
+    assert grad is not None
+    return graph.gather(out), grad
+
+
+def test_masks_of_coefficients_do_not_depend_on_the_placement() -> None:
+    expected, of_att = run_ranks(drop_coefficients, 1, "destination")[0]
+    for placement, size in [("grid:2x2x1", 4), ("grid:1x1x4", 4), ("vertex-cut", 3)]:
+        results = run_ranks(drop_coefficients, size, placement)
+        torch.testing.assert_close(results[0][0], expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(results[0][1], of_att, rtol=1e-10, atol=1e-12)
+
+
+# Bytes --------------------------------------------------------------------------------------------
+
+
+def counted(group: Group, placement: str, columns: int) -> dict[str, tuple[int, int]]:
+    parts = named_cut if placement == "vertex-cut" else named_parts
+    graph = DistributedGraph.build(
+        parts("multigraph", group.size, False), group, "oneshot", 300, placement
+    )
+    x = torch.rand(graph.num_owned, columns, dtype=torch.float64, requires_grad=True)
+    aggregate(graph, x, "sum").sum().backward()
+    rows = [*graph.traffic.rows()]
+    return {
+        direction: (
+            sum(sent for flow, sent, _ in rows if flow.direction == direction),
+            sum(received for flow, _, received in rows if flow.direction == direction),
+        )
+        for direction in ("forward", "backward")
+    }
+
+
+@pytest.mark.parametrize(
+    "placement",
+    ["destination", "vertex-cut", *(str(grid) for grid in grids_of(4)), "grid:3x1x1", "grid:1x1x3"],
+)
+def test_planned_rows_are_the_bytes_that_travel(placement: str) -> None:
+    """Every rank sends its slice of source rows to who gathers them, and of partial rows to their
+    owners; the backward pass moves the same the other way."""
+    size, columns = (3, 7) if "3" in placement else (4, 7)
+    parts = named_cut if placement == "vertex-cut" else named_parts
+    plan = planned_rows(parts("multigraph", size, False), size, placement)
+    parsed = Placement.parse(placement)
+    widths = [b - a for a, b in pairwise(slice_offsets(columns, parsed.feats))]
+    for rank, account in enumerate(run_ranks(counted, size, placement, columns)):
+        mine = 8 * widths[parsed.coordinates(rank)[2]]
+        of_rank = [8 * widths[parsed.coordinates(r)[2]] for r in range(size)]
+        sent = sum(plan.gather[r][rank] * of_rank[r] for r in range(size))
+        sent += sum(plan.reduce[rank]) * mine
+        received = sum(plan.gather[rank]) * mine
+        received += sum(plan.reduce[r][rank] * of_rank[r] for r in range(size))
+        assert account["forward"] == (sent, received)
+        assert account["backward"] == (received, sent)
+
+
+def test_a_grid_moves_fewer_rows_than_one_dimension() -> None:
+    """Of a graph without locality, where every block of a grid needs nearly all rows."""
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.randint(400, (2, 20_000), generator=generator)
+    parts = partitioned(Data(x=torch.rand(400, 4), edge_index=edges), 16)
+    totals = {}
+    for placement in ("destination", "grid:16x1x1", "grid:4x4x1", "grid:4x2x2"):
+        plan = planned_rows(parts, 16, placement)
+        rows = sum(map(sum, plan.gather)) + sum(map(sum, plan.reduce))
+        totals[placement] = rows / Placement.parse(placement).feats
+    assert totals["destination"] == totals["grid:16x1x1"]
+    assert totals["grid:4x4x1"] < 0.45 * totals["destination"]
+    assert totals["grid:4x2x2"] < totals["grid:4x4x1"]
+
+
+# Mistakes -----------------------------------------------------------------------------------------
+
+
+def use(group: Group, placement: str, parts: str, what: str) -> None:
+    made = named_cut if parts == "vertex-cut" else named_parts
+    graph = DistributedGraph.build(
+        made("multigraph", 4, False), group, "sequential", 300, placement
+    )
+    if what == "columns":
+        aggregate(graph, torch.rand(graph.num_owned, 1), "sum")
+    elif what == "for_seeds":
+        graph.for_seeds(graph.train_mask, 2)
+    elif what == "flip":
+        graph.flip([0])
+
+
+def refused(group: Group, *args: str) -> str:
+    with pytest.raises((ValueError, NotImplementedError)) as found:
+        use(group, *args)
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("placement", "parts", "what", "message"),
+    [
+        ("grid:2x2x1", "destination", "", "grid of 4 workers, but there are 2"),
+        ("vertex-cut", "destination", "", "was partitioned into parts of nodes"),
+        ("destination", "vertex-cut", "", "was partitioned into --placement vertex-cut"),
+        ("grid:2x1x1", "vertex-cut", "", "which is for placement vertex-cut"),
+        ("grid:1x1x2", "destination", "columns", "needs at least 2 columns"),
+        ("grid:1x2x1", "destination", "for_seeds", ELSEWHERE),
+        ("vertex-cut", "vertex-cut", "flip", ELSEWHERE),
+        ("grid", "destination", "", "placement must be 'destination', 'vertex-cut' or 'grid"),
+        ("grid:0x2x1", "destination", "", "placement must be"),
+    ],
+)
+def test_mistakes_are_named_on_every_rank(
+    placement: str, parts: str, what: str, message: str
+) -> None:
+    for said in run_ranks(refused, 2, placement, parts, what):
+        assert message in said
+
+
+def test_placements_are_read_and_written() -> None:
+    for text in ("destination", "vertex-cut", "grid:2x3x4"):
+        assert str(Placement.parse(text)) == text
+    assert Placement.parse("grid:2x3") == Placement("grid", 2, 3, 1)
+    grid = Placement("grid", 2, 3, 4)
+    places = [grid.coordinates(rank) for rank in range(24)]
+    assert [grid.rank_of(*place) for place in places] == [*range(24)]
+    assert len({*places}) == 24
+    assert {str(g) for g in grids_of(4)} == {
+        "grid:4x1x1", "grid:1x4x1", "grid:2x2x1", "grid:2x1x2", "grid:1x2x2", "grid:1x1x4",
+    }  # fmt: skip
+    assert slice_offsets(7, 3) == [0, 3, 5, 7]

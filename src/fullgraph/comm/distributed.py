@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from fullgraph.comm.seeds import SeedGraphs
 
 DEFAULT_BLOCK_BYTES = 4 << 20
-PER_EDGE = ("in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type")
+PER_EDGE = (
+    "in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type", "is_self_loop",
+)  # fmt: skip
 
 
 @dataclass
@@ -323,6 +325,27 @@ class DistributedGraph:
         with ordinary_tensors():
             return torch.cat([block.edge_rows() for block in self.edges.blocks])
 
+    @cached_property
+    def is_self_loop(self) -> Tensor:
+        """bool [E]: edges from a node to itself."""
+        loop = torch.zeros(self.num_local_edges, dtype=torch.bool, device=self.node_id.device)
+        if self.num_sources != self.num_owned:  # of another type
+            return loop
+        for q in self._with_loops_of():
+            block = self.edges.blocks[q]
+            loop[block.edges] = block.edge_rows() == block.cols + self._first_target(q)
+        return loop
+
+    def _with_loops_of(self) -> list[int]:
+        """The ranks whose nodes' self-loops are here."""
+        return [self.group.rank] if self.targets is None else self.targets.placed.diagonal
+
+    def _first_target(self, owner: int) -> int:
+        """The first of the targets that this rank owns."""
+        if owner == self.group.rank or self.targets is None:
+            return 0
+        return self.targets.first_row(owner)
+
     # Data --------------------------------------------------------------------------------------
 
     def _mask(self, name: str) -> Tensor:
@@ -553,10 +576,9 @@ class DistributedGraph:
     def _edges_with_self_loops(self) -> Edges | None:
         """The edges with one loop a row, or None where every row has exactly one already."""
         rank, blocks = self.group.rank, [block.to("cpu") for block in self.edges.blocks]
-        with_loops = [rank] if self.targets is None else self.targets.placed.diagonal
         found = {}
-        for q in with_loops:
-            first = 0 if q == rank or self.targets is None else self.targets.first_row(q)
+        for q in self._with_loops_of():
+            first = self._first_target(q)
             num_rows = self.num_owned if q == rank else blocks[q].num_sources
             rows = torch.arange(num_rows, dtype=torch.int32)
             as_source = rows if self.target_rows is None else self.target_rows.cpu().int()

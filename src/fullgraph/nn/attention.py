@@ -28,6 +28,7 @@ from fullgraph.nn.rows import RowFunctions, of_rows, with_rows
 from fullgraph.ops.attention import dot_attention, gat_attention_of_rows, gatv2_attention
 from fullgraph.ops.dropout import DropoutKey
 from fullgraph.ops.edge_list import EdgeList
+from fullgraph.ops.targets import to_targets
 
 
 class _Attention(Generic):
@@ -98,20 +99,14 @@ class _Attention(Generic):
             return looped, None
         whole = EdgeIndex.of(EdgeList(graph), self.fullgraph_layer)
         without, attr = remove_self_loops(whole, edge_attr)
-        with_loops, attr = add_self_loops(without, attr, layer.fill_value, graph.num_owned)
-        return looped, attr[_places_in(with_loops.edges, looped)]
-
-
-def _places_in(edges: EdgeList, looped: DistributedGraph) -> Tensor:
-    """int64: where in the list each edge of the graph with one loop a node is."""
-    graph = edges.graph
-    with torch._C.DisableTorchFunction():
-        base, assembled = graph.num_local_edges, EdgeList(looped)
-        origin = looped.edges.origin
-        if origin is None:
-            origin = torch.arange(base, device=graph.node_id.device)
-        place = torch.where(assembled.is_loop, base + assembled.target, origin)
-        return edges.positions[place]
+        _, attr = add_self_loops(without, attr, layer.fill_value, graph.num_owned)
+        of_loops = to_targets(graph, attr[len(attr) - graph.num_owned :])
+        with torch._C.DisableTorchFunction():
+            base, origin = graph.num_local_edges, looped.edges.origin
+            if origin is None:
+                origin = torch.arange(base, device=graph.node_id.device)
+            place = torch.where(looped.is_self_loop, base + looped.edge_target, origin)
+        return looped, torch.cat([edge_attr, of_loops])[place]
 
 
 class GATConv(_Attention, pyg.GATConv):

@@ -77,11 +77,7 @@ class EdgeList:
     @cached_property
     def is_loop(self) -> Tensor:
         """bool [E]: edges from a node to itself."""
-        graph = self.graph
-        loop = torch.zeros(graph.num_local_edges, dtype=torch.bool)
-        own = graph.edges.blocks[graph.group.rank]
-        if graph.num_sources == graph.num_owned:
-            loop[own.edges] = own.edge_rows() == own.cols
+        graph, loop = self.graph, self.graph.is_self_loop
         if self.origin is None:
             return loop
         return torch.cat([loop, loop.new_ones(graph.num_owned)])[self.origin]
