@@ -173,8 +173,8 @@ def _send_stale(rows: _Rows, fill: FillRows, call: Call, as_is: bool) -> None:
         take=lambda message, received: None, meanwhile=lambda: _on_own_block(rows, fill),
     ).run(now.plan.return_ticks(rows.max_rows), sys.maxsize)  # fmt: skip
     kept.settle(now.sent)
-    for peer, received in enumerate(kept.rows):
-        rows.add_owned(Message(peer, 0, received.shape[0]), received)
+    for peer, contribution in enumerate(kept.rows):
+        rows.add_owned(Message(peer, 0, contribution.shape[0]), contribution)
 
 
 def fetch_and_send_back(
