@@ -89,6 +89,7 @@ def main() -> None:
 
 
 def measure_all(runs: list[Run], args: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
+    from fullgraph.comm.placement import Placement
     from fullgraph.graph.folder import save
     from fullgraph.graph.sources import read
     from fullgraph.planner.source import partition_for
@@ -99,10 +100,10 @@ def measure_all(runs: list[Run], args: argparse.Namespace, folder: str) -> list[
     for run in runs:
         paths = {}
         for name, graph in graphs.items():
-            kind = run.placement.partition(":")[0]
-            paths[name] = Path(folder, f"{name}-{kind}-{run.workers}")
+            placement = Placement.parse(run.placement)
+            paths[name] = Path(folder, f"{name}-{placement.kind}-{run.workers}")
             if not paths[name].exists():
-                save(partition_for(graph, run.workers, kind), paths[name])
+                save(partition_for(graph, run.workers, placement), paths[name])
         results.append(compare(run, args, paths))
         print(line(results[-1]), flush=True)
     return results

@@ -184,6 +184,9 @@ class _DryBlock(Block):
             self._t_index = _ints(self.num_edges)
         return self._t_index
 
+    def edge_rows(self) -> Tensor:
+        return _ints(self.num_edges, dtype=torch.int32)
+
     def _split(self, max_rows: int) -> list[Chunk]:
         assert self.ledger is not None
         _ints(self.num_edges), _ints(self.num_edges)  # what splitting holds for a moment

@@ -14,19 +14,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from fullgraph.planner.rates import ATTENTION, ATTENTION_GRAD, SUMS, Rates
+from fullgraph.planner.rates import ATTENTION, ATTENTION_GRAD, DROPPED, DROPPED_GRAD, SUMS, Rates
 
 OWN = "fullgraph::"
-# By kernel: the rate, and where the rows that it reads for each edge are among its arguments.
+# By kernel: the rate, and which argument has the rows that it reads for each edge.
 EDGE_KERNELS = {
-    "spmm": (SUMS, 5), "sddmm": (SUMS, 5), "extremum": (SUMS, 5),
-    "extremum_grad_source": (SUMS, 5), "extremum_grad_weight": (SUMS, 5),
-    "gat": (ATTENTION, 5), "gat_grad": (ATTENTION_GRAD, 8),
-    "gatv2": (ATTENTION, 5), "gatv2_grad_target": (ATTENTION_GRAD, 5),
-    "gatv2_grad_source": (ATTENTION_GRAD, 5),
-    "dot": (ATTENTION, 5), "dot_grad_target": (ATTENTION_GRAD, 5),
-    "dot_grad_source": (ATTENTION_GRAD, 5),
+    "spmm": (SUMS, "x"), "sddmm": (SUMS, "x"), "extremum": (SUMS, "x"),
+    "extremum_grad_source": (SUMS, "dx"), "extremum_grad_weight": (SUMS, "x"),
+    "gat": (ATTENTION, "value"), "gat_grad": (ATTENTION_GRAD, "value"),
+    "gatv2": (ATTENTION, "source"), "gatv2_grad_target": (ATTENTION_GRAD, "source"),
+    "gatv2_grad_source": (ATTENTION_GRAD, "source"),
+    "dot": (ATTENTION, "value"), "dot_grad_target": (ATTENTION_GRAD, "value"),
+    "dot_grad_source": (ATTENTION_GRAD, "value"),
 }  # fmt: skip
+WITH_DROPOUT = {ATTENTION: DROPPED, ATTENTION_GRAD: DROPPED_GRAD}
 ROW_KERNELS = {"gather_rows", "scatter_add_rows"}  # move the rows of their third argument
 NOTHING = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
@@ -85,11 +86,8 @@ class Ledger(TorchDispatchMode):
         if name.startswith(OWN):
             kernel = name.removeprefix(OWN)
             if kernel in EDGE_KERNELS:
-                kind, at = EDGE_KERNELS[kernel]
-                end, rows = args[1], args[at]
-                edges = end.numel() * self._edges_of[_key(end)]
-                row_bytes = rows.shape[-1] * rows.element_size()
-                return rates.call + rates.edges[kind].seconds(edges, row_bytes)
+                names = [argument.name for argument in func._schema.arguments]
+                return rates.call + self._edge_price(kernel, dict(zip(names, args)))
             if kernel == "dropout":
                 return rates.call + args[0].nbytes / rates.dropout
             if kernel in ROW_KERNELS:
@@ -100,6 +98,14 @@ class Ledger(TorchDispatchMode):
             return rates.call + 2 * out.nbytes / rates.stream
         moved = sum(_bytes(x) for x in tree_iter((args, out)) if isinstance(x, Tensor))
         return rates.call + moved / rates.stream
+
+    def _edge_price(self, kernel: str, given: dict[str, Any]) -> float:
+        kind, name = EDGE_KERNELS[kernel]
+        if given.get("ids") is not None:
+            kind = WITH_DROPOUT[kind]
+        end, rows = given["end"], given[name]
+        edges = end.numel() * self._edges_of[_key(end)]
+        return self.rates.edges[kind].seconds(edges, rows.shape[-1] * rows.element_size())
 
 
 def _key(tensor: Tensor) -> int:

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from fullgraph import kernels
+from fullgraph.kernels import EdgeDropout
 
 Clock = Callable[[], float]
+Prepare = Callable[..., Callable[[], object]]  # offsets, cols and columns to what is to be timed
 SUMS, ATTENTION, ATTENTION_GRAD = "sums", "attention", "attention_grad"
+DROPPED, DROPPED_GRAD = "attention_with_dropout", "attention_grad_with_dropout"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Rates:
 
     Attributes:
         flops: operations a second of a dense product in float32.
-        edges: by kind: `SUMS`, `ATTENTION`, `ATTENTION_GRAD`.
+        edges: by kind: `SUMS`, `ATTENTION`, `ATTENTION_GRAD`, and with dropout of coefficients
+            `DROPPED` and `DROPPED_GRAD`.
         stream: bytes a second, read and written, of what goes through rows one by one.
         dropout: bytes a second of a mask.
         call: seconds that any operation takes, however small.
@@ -90,12 +94,14 @@ NOMINAL = Rates(
         SUMS: EdgeRate(1e-9, 1 / 2e10),
         ATTENTION: EdgeRate(1e-8, 1 / 1.5e10),
         ATTENTION_GRAD: EdgeRate(2e-8, 1 / 8e9),
+        DROPPED: EdgeRate(3e-8, 1 / 1.5e10),
+        DROPPED_GRAD: EdgeRate(4e-8, 1 / 8e9),
     },
     stream=8e9,
     dropout=4e9,
 )
 
-NARROW, WIDE = 16, 128
+NARROW, WIDE, HEADS = 16, 128, 4
 
 
 def measure(
@@ -113,10 +119,7 @@ def measure(
             times.append(clock() - start)
         return statistics.median(times)
 
-    measured = {
-        kind: _edge_rate(run, num_rows, degree, seconds)
-        for kind, run in ((SUMS, _sums), (ATTENTION, _attention), (ATTENTION_GRAD, _gradient))
-    }
+    measured = {kind: _edge_rate(run, num_rows, degree, seconds) for kind, run in KERNELS.items()}
     rows, weight = torch.randn(num_rows, WIDE), torch.randn(WIDE, WIDE)
     ids = torch.arange(num_rows)
     product = seconds(lambda: rows @ weight)
@@ -132,7 +135,7 @@ def measure(
 
 
 def _edge_rate(
-    prepare: Callable[[Tensor, Tensor, int], Callable[[], object]], num_rows: int, degree: int,
+    prepare: Prepare, num_rows: int, degree: int,
     seconds: Callable[[Callable[[], object]], float],
 ) -> EdgeRate:  # fmt: skip
     """From a run on narrow rows and one on wide ones."""
@@ -152,19 +155,39 @@ def _sums(offsets: Tensor, cols: Tensor, width: int) -> Callable[[], object]:
     return lambda: kernels.spmm(offsets[:-1], offsets[1:], cols, x, out, accumulate=False)
 
 
-def _attention(offsets: Tensor, cols: Tensor, width: int) -> Callable[[], object]:
+def _attention(
+    offsets: Tensor, cols: Tensor, width: int, dropout: EdgeDropout | None = None
+) -> Callable[[], object]:
     x, out = torch.randn(2, offsets.numel() - 1, width)
-    logit, top, total = torch.randn(3, len(x), 4)
+    logit, top, total = torch.randn(3, len(x), HEADS)
     return lambda: kernels.gat(
         offsets[:-1], offsets[1:], cols, x, logit, logit, out, top, total, slope=0.2,
-        accumulate=False,
+        dropout=dropout, accumulate=False,
     )  # fmt: skip
 
 
-def _gradient(offsets: Tensor, cols: Tensor, width: int) -> Callable[[], object]:
+def _gradient(
+    offsets: Tensor, cols: Tensor, width: int, dropout: EdgeDropout | None = None
+) -> Callable[[], object]:
     x, dout, dx = torch.randn(3, offsets.numel() - 1, width)
-    logit, dsource, dtarget = torch.randn(3, len(x), 4)
-    state = torch.rand(len(x), 16) + 1
+    logit, dsource, dtarget = torch.randn(3, len(x), HEADS)
+    state = torch.rand(len(x), 4 * HEADS) + 1
+    index = None if dropout is None else torch.arange(cols.numel())
     return lambda: kernels.gat_grad(
-        offsets[:-1], offsets[1:], cols, x, logit, state, dout, dx, dsource, dtarget, slope=0.2
-    )
+        offsets[:-1], offsets[1:], cols, x, logit, state, dout, dx, dsource, dtarget, slope=0.2,
+        index=index, dropout=dropout,
+    )  # fmt: skip
+
+
+def _dropped(run: Prepare) -> Prepare:
+    def prepare(offsets: Tensor, cols: Tensor, width: int) -> Callable[[], object]:
+        ids = torch.arange(cols.numel())
+        return run(offsets, cols, width, dropout=EdgeDropout(ids, 0.5, 0, 0, 0))
+
+    return prepare
+
+
+KERNELS: dict[str, Prepare] = {
+    SUMS: _sums, ATTENTION: _attention, ATTENTION_GRAD: _gradient,
+    DROPPED: _dropped(_attention), DROPPED_GRAD: _dropped(_gradient),
+}  # fmt: skip

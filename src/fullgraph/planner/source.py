@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from fullgraph.comm.load import is_folder
-from fullgraph.comm.placement import Placement
+from fullgraph.comm.load import is_folder, partition_options
+from fullgraph.comm.placement import DESTINATION, Placement
 from fullgraph.graph.folder import PartitionedFolder
 from fullgraph.graph.partition import PartitionedInMemory, partition
 from fullgraph.graph.parts import VERTEX_CUT, GraphMeta, Part, Partitioned
@@ -63,33 +63,30 @@ def of_partitioned(partitioned: Partitioned, workers: int) -> Source:
 
 
 def of_whole(graph: WholeGraph | TypedGraph, workers: int, stage: Stage = no_stage) -> Source:
-    """Partitioned as each placement wants it: by METIS for `destination`, at random for grids,
-    which are balanced that way and need no locality."""
+    """Partitioned as `fullgraph train` does it for each placement."""
     made: dict[str, Partitioned] = {}
 
-    def partitioned_for(kind: str) -> Partitioned:
+    def partitioned_for(placement: Placement) -> Partitioned:
+        kind = placement.kind
         if kind not in made:
             with stage(f"partitioning for {kind}"):
-                made[kind] = _Held(partition_for(graph, workers, kind))
+                made[kind] = _Held(partition_for(graph, workers, placement))
         return made[kind]
 
-    first = partitioned_for("destination")
+    first = partitioned_for(DESTINATION)
     _check(first.meta)
 
     def shares_of(placement: Placement) -> Shares:
-        return count_shares(partitioned_for(placement.kind), workers, placement)
+        return count_shares(partitioned_for(placement), workers, placement)
 
-    return Source(figures_of(first), shares_of, tuple(placements(workers)))
-
-
-def method_of(kind: str) -> str:
-    """How a graph is partitioned for a kind of placement."""
-    return "random" if kind == "grid" else "metis"
+    return Source(figures_of(first), shares_of, tuple(placements(workers, cut=True)))
 
 
-def partition_for(graph: WholeGraph | TypedGraph, workers: int, kind: str) -> PartitionedInMemory:
-    """As a kind of placement wants it."""
-    return partition(graph, workers, method=method_of(kind))
+def partition_for(
+    graph: WholeGraph | TypedGraph, workers: int, placement: Placement
+) -> PartitionedInMemory:
+    """As a placement wants it."""
+    return partition(graph, workers, **partition_options(placement, None))
 
 
 def _check(meta: GraphMeta) -> None:
