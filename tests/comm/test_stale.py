@@ -20,7 +20,7 @@ from fullgraph.comm.group import Group
 from fullgraph.comm.schedule import Schedule, delayed, local
 from fullgraph.comm.stale import bins_of
 from tests.contract import Case, Setting, assert_same, check_contract
-from tests.graphs import GRAPHS, named_parts, partitioned
+from tests.graphs import GRAPHS, named_cut, named_parts, partitioned
 from tests.ranks import run_ranks
 from tests.typed_graphs import ONE_PART, typed_parts
 
@@ -104,10 +104,43 @@ def _constant_placed(group: Group, model: str, placements: list[str]) -> None:
         check_contract(group, MODELS[model], "multigraph", [setting], steps=3)
 
 
-@pytest.mark.parametrize("model", ["sage_max", "gcn", "edge"])
+@pytest.mark.parametrize("model", ["sage", "sage_max", "gcn", "gat", "gatv2", "edge", "softmax"])
 def test_rows_go_stale_under_every_placement(model: str) -> None:
-    slices = [] if model == "edge" else ["grid:2x1x2"]
+    slices = [] if model in ("edge", "softmax") else ["grid:2x1x2"]
     run_ranks(_constant_placed, 4, model, ["vertex-cut", "grid:2x2x1", *slices])
+
+
+def _bytes_of_passes(group: Group, model: str, placement: str, schedule: str) -> list[int]:
+    parts = named_cut if placement == "vertex-cut" else named_parts
+    graph = DistributedGraph.build(
+        parts("multigraph", group.size, False), group, schedule, 1 << 20, placement
+    )
+    torch.manual_seed(0)
+    net = fullgraph.convert(MODELS[model].make(graph.num_features, graph.num_classes).double())
+    assert graph.x is not None
+    x = graph.x.double().requires_grad_()
+    found = []
+    for _ in range(7):
+        graph.traffic.clear()
+        fullgraph.cross_entropy(net(x, graph), graph.y, graph.train_mask, group=group).backward()
+        found.append(graph.traffic.bytes_sent)
+    return found
+
+
+@pytest.mark.parametrize("placement", ["destination", "vertex-cut", "grid:2x2x1", "grid:2x1x2"])
+@pytest.mark.parametrize("model", ["sage", "gat"])
+def test_every_row_travels_once_in_r_passes(model: str, placement: str) -> None:
+    """Partial results, too; and under `local` nothing does."""
+    exact = run_ranks(_bytes_of_passes, 4, model, placement, "oneshot")
+    kept = run_ranks(_bytes_of_passes, 4, model, placement, "sequential:remat=off")
+    for rank, found in enumerate(run_ranks(_bytes_of_passes, 4, model, placement, "delayed:3")):
+        every_pass = exact[rank][1]
+        assert every_pass == kept[rank][1]
+        assert found[0] >= every_pass
+        assert sum(found[1:4]) == sum(found[4:7]) == every_pass
+        assert max(found[1:]) < every_pass
+    for found in run_ranks(_bytes_of_passes, 4, model, placement, "local"):
+        assert found[1:] == [0] * 6
 
 
 def test_graphs_with_nothing_remote_on_some_rank_or_on_all() -> None:

@@ -95,7 +95,8 @@ def delayed(r: int) -> Schedule:
     that came, those of this pass's bin included, which makes them 0 to r - 1 passes old. Under
     delayed(1), cd-1, all rows travel in every pass and arrive one late, as in PipeGCN
     (arXiv 2203.10428), and gradients in time. Partial results, of placements where edges live
-    elsewhere than their targets, are never stale. Without gradients, or after `model.eval()`,
+    elsewhere than their targets, go in the same turns, and are used as they came last (cd-r on a
+    vertex cut). Without gradients, or after `model.eval()`,
     nothing is. Memory for remote rows: all of them, for every layer, from one pass to the next.
 
     Raises ValueError unless r is 1 or more.

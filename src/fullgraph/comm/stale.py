@@ -70,10 +70,11 @@ class Bins:
     signature: int
 
     @staticmethod
-    def build(graph: DistributedGraph, num_bins: int) -> Bins:
-        """A collective. The rows to sort into bins are those that the graph's plan exchanges."""
-        group, plan = graph.group, graph.plan
-        of_row = bins_of(_source_ids(graph), num_bins).cpu()
+    def build(graph: DistributedGraph, plan: ExchangePlan, ids: Tensor, num_bins: int) -> Bins:
+        """A collective. The rows to sort into bins are those that a plan of the graph exchanges;
+        ids: int64, of the rows that it sends from."""
+        group = graph.group
+        of_row = bins_of(ids, num_bins).cpu()
         sent = [of_row[rows.cpu().long()] for rows in plan.send_rows]
         needed = [torch.empty(n, dtype=torch.int64) for n in plan.num_needed]
         group.exchange(sent, needed, "the bins of remote rows")
@@ -165,7 +166,7 @@ class StaleRows:
 
     def __init__(self) -> None:
         self._kept: dict[str, Kept] = {}
-        self._bins: weakref.WeakKeyDictionary[DistributedGraph, Bins] = weakref.WeakKeyDictionary()
+        self._bins: weakref.WeakKeyDictionary[object, Bins] = weakref.WeakKeyDictionary()
         self._models: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
         self._num_models = 0
         self._calls: Counter[str] | None = None  # of the pass that is under way
@@ -220,10 +221,19 @@ class StaleRows:
     # Rows --------------------------------------------------------------------------------------
 
     def bins(self, graph: DistributedGraph) -> Bins:
-        """Built at the first call, which all ranks make."""
-        found = self._bins.get(graph)
+        """Of the rows that edges start from. Built at the first call, which all ranks make."""
+        return self._bins_of(graph, graph, graph.plan)
+
+    def bins_of_targets(self, graph: DistributedGraph) -> Bins:
+        """Of the rows that they end in, where those are elsewhere; built likewise."""
+        assert graph.targets is not None
+        return self._bins_of(graph.targets, graph, graph.targets.plan)
+
+    def _bins_of(self, key: object, graph: DistributedGraph, plan: ExchangePlan) -> Bins:
+        found = self._bins.get(key)
         if found is None or len(found.bins) != graph.schedule.period:
-            found = self._bins[graph] = Bins.build(graph, graph.schedule.period)
+            ids = _source_ids(graph) if plan is graph.plan else graph.node_id
+            found = self._bins[key] = Bins.build(graph, plan, ids, graph.schedule.period)
         return found
 
     def find(self, key: str, form: tuple[int, ...]) -> Kept | None:

@@ -15,7 +15,7 @@ from fullgraph.comm.placed_edges import PlacedEdges
 from fullgraph.comm.plan import ExchangePlan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Targets:
     """``plan``: fetches rows of other ranks' targets to here, and returns partial results to their
     owners. ``placed``: where edges, and the values on them, are read from. ``node_id``: int64 [T],

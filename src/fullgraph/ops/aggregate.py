@@ -62,7 +62,7 @@ class _Sum(torch.autograd.Function):
             )  # fmt: skip
 
         ctx.graph, ctx.call = graph, for_each_source(graph, pieces, use, layer=layer, halo=halo)
-        out = slices.join(sum_to_owners(graph, partial, slices.widths, layer=layer))
+        out = slices.join(sum_to_owners(graph, partial, slices.widths, layer=ctx.call))
         keep_x = x if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(keep_x, halo, weight, source_scale, target_scale)
         if target_scale is not None:
@@ -76,7 +76,7 @@ class _Sum(torch.autograd.Function):
         graph: DistributedGraph = ctx.graph
         grad = _scaled(grad.to(_wide(grad.dtype)), target_scale)
         slices = Slices.even(graph, grad.shape[1])
-        grad = fetch_targets(graph, slices.of(grad), layer=ctx.call.layer, direction="backward")
+        grad = fetch_targets(graph, slices.of(grad), layer=ctx.call, direction="backward")
         sums = [grad.new_zeros(graph.num_sources, width) for width in slices.widths]
         dw = None if x is None else torch.zeros_like(weight)
 

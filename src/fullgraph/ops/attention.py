@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fullgraph import kernels
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.comm.stale import Call
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.kernels.reference import edges_of
 from fullgraph.ops.dropout import DropoutKey
@@ -189,11 +190,12 @@ class _Gat(torch.autograd.Function):
     ) -> Tensor:
         graph, dtype, heads = options.graph, _wide(rows.dtype), target_logit.shape[1]
         channels, rows = rows.shape[1] // heads - 1, rows.contiguous()
-        share = _Heads(graph, heads, channels, options.layer)
+        ctx.call = graph.stale.call(graph, options.layer)
+        share = _Heads(graph, heads, channels, ctx.call)
         sources = _Sources.side_by_side(share, rows, [channels, 1])
         halo = _halo(graph, sources, ctx.needs_input_grad)
         softmax = _Softmax.empty(share, rows, dtype)
-        wide_logit = share.to_targets(target_logit.to(dtype), 1, "forward")
+        wide_logit = share.to_targets(target_logit.to(dtype), 1, "forward", "logits")
         wide_edge_logit = None if edge_logit is None else share.of(edge_logit.to(dtype), 1)
 
         def use(block: Block, chunk: Chunk, rows: Tensor) -> None:
@@ -206,7 +208,7 @@ class _Gat(torch.autograd.Function):
                 slope=options.extra["slope"],
             )  # fmt: skip
 
-        ctx.call = for_each_source(graph, sources.rows, use, layer=options.layer, halo=halo)
+        for_each_source(graph, sources.rows, use, layer=ctx.call, halo=halo)
         softmax = share.merge(softmax)
         out = softmax.out.view(-1, heads, channels).to(rows.dtype)
         ctx.options, ctx.share = options, share
@@ -289,7 +291,8 @@ class _Scored(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         graph, dtype = options.graph, _wide(tensors[0].dtype)
         _, heads, channels = tensors[0].shape
-        share = _Heads(graph, heads, channels, options.layer)
+        ctx.call = graph.stale.call(graph, options.layer)
+        share = _Heads(graph, heads, channels, ctx.call)
         sources = _Sources.of(share, [_rows(x) for x in tensors[: kind.num_sources]])
         targets = [_rows(x) for x in tensors[kind.num_sources :]]
         wide_targets = share.targets_of(targets, dtype, "forward")
@@ -308,7 +311,7 @@ class _Scored(torch.autograd.Function):
                     col_offset=piece.col_offset, accumulate=accumulate, **options.extra,
                 )  # fmt: skip
 
-        ctx.call = for_each_source(graph, sources.rows, use, layer=options.layer, halo=halo)
+        for_each_source(graph, sources.rows, use, layer=ctx.call, halo=halo)
         softmax = share.merge(softmax)
         out = softmax.out.view(-1, *tensors[0].shape[1:]).to(tensors[0].dtype)
         ctx.kind, ctx.options, ctx.share = kind, options, share
@@ -395,7 +398,7 @@ class _Softmax(NamedTuple):
         total = total * (top - shift).exp()
         both = before + total
         inverse = both.reciprocal().masked_fill(both == 0, 0)
-        shape = (len(rows), heads, -1)
+        shape = (len(rows), heads, out.shape[1] // heads)
         merged = self.out[rows].view(shape) * (before * inverse).unsqueeze(2)
         merged += out.reshape(shape) * (total * inverse).unsqueeze(2)
         self.out[rows], self.top[rows], self.total[rows] = merged.flatten(1), new_top, both
@@ -423,7 +426,7 @@ class _Heads:
     graph: DistributedGraph
     heads: int
     channels: int
-    layer: str
+    call: Call
 
     @cached_property
     def first(self) -> int:
@@ -459,16 +462,18 @@ class _Heads:
         first = self.first * self.channels
         return weight[first : first + self.count * self.channels]
 
-    def to_targets(self, rows: Tensor, columns: int, direction: str) -> Tensor:
+    def to_targets(self, rows: Tensor, columns: int, direction: str, name: str) -> Tensor:
         pieces = self.slices(columns).of(rows)
-        return fetch_targets(self.graph, pieces, layer=self.layer, direction=direction)
+        return fetch_targets(self.graph, pieces, layer=self.call, direction=direction, name=name)
 
     def to_owners(self, partial: Tensor, columns: int) -> Tensor:
         """Gradients of targets, summed over ranks."""
         slices = self.slices(columns)
-        return slices.join(sum_to_owners(
-            self.graph, partial, slices.widths, layer=self.layer, direction="backward"
-        ))  # fmt: skip
+        sums = sum_to_owners(
+            self.graph, partial, slices.widths, layer=self.call, direction="backward",
+            name="gradients",
+        )  # fmt: skip
+        return slices.join(sums)
 
     def gradient_to_targets(self, dout: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """That of the result, and what `_state` gives."""
@@ -476,9 +481,10 @@ class _Heads:
             return dout, state
         numbers = self.slices(*[1] * (state.shape[1] // self.heads))
         of_targets = fetch_targets(
-            self.graph, numbers.of(state), layer=self.layer, direction="backward", as_is=True
-        )
-        return self.to_targets(dout, self.channels, "backward"), of_targets
+            self.graph, numbers.of(state), layer=self.call, direction="backward", as_is=True,
+            name="state",
+        )  # fmt: skip
+        return self.to_targets(dout, self.channels, "backward", "dout"), of_targets
 
     def targets_of(
         self, tensors: Sequence[Tensor], dtype: torch.dtype, direction: str
@@ -486,7 +492,8 @@ class _Heads:
         """Of rows of targets, and then of what has one row for each head: this rank's."""
         rows, *rest = (x.to(dtype) for x in tensors)
         mine = slice(self.first, self.first + self.count)
-        return [self.to_targets(rows, self.channels, direction), *(x[mine] for x in rest)]
+        of_targets = self.to_targets(rows, self.channels, direction, f"rows.{direction}")
+        return [of_targets, *(x[mine] for x in rest)]
 
     def targets_back(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of `targets_of`, of all heads; this rank's part of those without rows."""
@@ -515,9 +522,7 @@ class _Heads:
         def take(rows: Tensor, values: Tensor, k: int) -> None:
             softmaxes[k].add(rows.long(), values)
 
-        return_partials(
-            graph, torch.cat(mine, 1), slices.widths, take, layer=self.layer, as_is=True
-        )
+        return_partials(graph, torch.cat(mine, 1), slices.widths, take, layer=self.call, as_is=True)
         parts = zip(*softmaxes)
         return _Softmax(*(self.slices(c).join(part) for c, part in zip(columns, parts)))
 

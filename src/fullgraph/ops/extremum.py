@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fullgraph import kernels
 from fullgraph.comm.distributed import DistributedGraph
+from fullgraph.comm.stale import Call
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.ops.halo import fetch_and_send_back, for_each_source, new_halo
 from fullgraph.ops.slices import Slices
@@ -60,7 +61,7 @@ class _Extremum(torch.autograd.Function):
             )  # fmt: skip
 
         ctx.graph, ctx.call = graph, for_each_source(graph, pieces, use, layer=layer, halo=halo)
-        merged = merge_extrema(graph, partial, ties, slices.widths, largest=largest, layer=layer)
+        merged = merge_extrema(graph, partial, ties, slices.widths, largest=largest, layer=ctx.call)
         out, count = (slices.join(pieces) for pieces in merged)
         out.masked_fill_(count == 0, 0)  # as any message counts, whatever it is
         ctx.save_for_backward(x, halo, weight, out, count)
@@ -74,9 +75,9 @@ class _Extremum(torch.autograd.Function):
         slices = Slices.even(graph, x.shape[1])
         share, out = (
             fetch_targets(
-                graph, slices.of(rows), layer=ctx.call.layer, direction="backward", as_is=True
+                graph, slices.of(rows), layer=ctx.call, direction="backward", as_is=True, name=name
             )
-            for rows in (grad.to(out.dtype) / (count + (out == 0)), out)
+            for name, rows in [("share", grad.to(out.dtype) / (count + (out == 0))), ("best", out)]
         )
         sums = [out.new_zeros(x.shape[0], width) for width in slices.widths]
         dw = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
@@ -100,7 +101,7 @@ class _Extremum(torch.autograd.Function):
 
 def merge_extrema(
     graph: DistributedGraph, partial: Tensor, ties: Tensor, widths: list[int], *, largest: bool,
-    layer: str,
+    layer: str | Call, name: str = "extrema",
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
     """The extrema over all ranks, and how many edges tie for them, at the owners: K pieces each.
 
@@ -127,7 +128,7 @@ def merge_extrema(
 
     return_partials(
         graph, torch.cat([partial, ties.to(partial.dtype)], 1), [2 * width for width in widths],
-        take, layer=layer, as_is=True,
+        take, layer=layer, as_is=True, name=name,
     )  # fmt: skip
     return best, count
 

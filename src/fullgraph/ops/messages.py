@@ -137,8 +137,8 @@ class _MessagePass(torch.autograd.Function):
         ctx.call = _walk(task, packed, use, halo, task.layer)
         ctx.task, ctx.inputs, ctx.packed = task, _shapes_of(inputs), _without_rows(packed)
         ctx.reductions, ctx.has_halo = reductions, halo is not None
-        for reduction in reductions if graph.targets is not None else []:
-            reduction.merge(graph, task.layer)
+        for k, reduction in enumerate(reductions if graph.targets is not None else []):
+            reduction.merge(graph, ctx.call, f"{k}")
         results = tuple(reduction.finish() for reduction in reductions)
         constant = [r for r, spec in zip(results, task.specs) if not spec.differentiable]
         ctx.mark_non_differentiable(*constant)
@@ -169,8 +169,8 @@ class _MessagePass(torch.autograd.Function):
         ]
         if graph.targets is not None:
             wanted = [
-                None if g is None else r.spread(g, graph, task.layer)
-                for g, r in zip(wanted, reductions)
+                None if g is None else r.spread(g, graph, ctx.call, f"{k}")
+                for k, (g, r) in enumerate(zip(wanted, reductions))
             ]
         sums = _Gradients(inputs, needs, task)
 
@@ -419,7 +419,7 @@ def _walk(
         for block in graph.edges.blocks:
             for piece, sources in _pieces(task, None, block, block.whole, None):
                 use(piece, sources)
-        return Call(task.layer)
+        return graph.stale.call(graph, layer)
     if kept and halo is not None:
         return for_each_kept(graph, packed.rows, use_chunk, halo=halo, layer=layer)
     return for_each_source(

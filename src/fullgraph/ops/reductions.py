@@ -18,8 +18,9 @@ from torch import Tensor
 from fullgraph import kernels
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
+from fullgraph.comm.stale import Call
 from fullgraph.ops.extremum import merge_extrema
-from fullgraph.ops.targets import fetch_targets, return_partials, to_owners
+from fullgraph.ops.targets import fetch_targets, return_partials, sum_to_owners
 
 
 class Targets(Protocol):
@@ -81,11 +82,11 @@ class Reduction:
         """[e, columns]: the gradient of these messages, given what `start_backward` returned."""
         raise NotImplementedError
 
-    def merge(self, graph: DistributedGraph, layer: str) -> None:
+    def merge(self, graph: DistributedGraph, call: Call, name: str) -> None:
         """Where edges live elsewhere than their targets: from results of this rank's edges, [T,
         columns], to those of all ranks', of the owned rows. Called once, before `finish`."""
 
-    def spread(self, grad: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
+    def spread(self, grad: Tensor, graph: DistributedGraph, call: Call, name: str) -> Tensor:
         """And back: what `gradient` needs, of all targets, from that of the owned rows. What
         `start_backward` returned is turned into what `gradient` is given."""
         return grad
@@ -111,11 +112,13 @@ class Sum(Reduction):
     ) -> Tensor:
         return grad.index_select(0, _rows_of(piece, index))
 
-    def merge(self, graph: DistributedGraph, layer: str) -> None:
-        self.result = to_owners(graph, self.result, layer=layer)
+    def merge(self, graph: DistributedGraph, call: Call, name: str) -> None:
+        found = self.result if self.wide.is_floating_point else self.result.double()
+        (found,) = sum_to_owners(graph, found, layer=call, name=name)
+        self.result = found.to(self.wide)
 
-    def spread(self, grad: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
-        return _fetch(graph, grad, layer)
+    def spread(self, grad: Tensor, graph: DistributedGraph, call: Call, name: str) -> Tensor:
+        return _fetch(graph, grad, call, f"{name}.gradient")
 
 
 class _Extremum(Reduction):
@@ -166,15 +169,16 @@ class _Extremum(Reduction):
         rows = _rows_of(piece, index)
         return torch.where(values == self.at_targets[rows], grad[rows], 0)
 
-    def merge(self, graph: DistributedGraph, layer: str) -> None:
+    def merge(self, graph: DistributedGraph, call: Call, name: str) -> None:
         (self.result,), (self.ties,) = merge_extrema(
-            graph, self.result, self.ties, [self.columns], largest=self.largest, layer=layer
-        )
+            graph, self.result, self.ties, [self.columns], largest=self.largest, layer=call,
+            name=name,
+        )  # fmt: skip
         self.met = (self.ties > 0).any(1)
 
-    def spread(self, grad: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
-        self.at_targets = _fetch(graph, self.result, layer)
-        return _fetch(graph, grad, layer)
+    def spread(self, grad: Tensor, graph: DistributedGraph, call: Call, name: str) -> Tensor:
+        self.at_targets = _fetch(graph, self.result, call, f"{name}.result")
+        return _fetch(graph, grad, call, f"{name}.gradient")
 
 
 class Max(_Extremum):
@@ -216,7 +220,7 @@ class Product(Reduction):
         self.at_targets = self.result, self.zeros
         return super().start_backward(grad)
 
-    def merge(self, graph: DistributedGraph, layer: str) -> None:
+    def merge(self, graph: DistributedGraph, call: Call, name: str) -> None:
         partial, n = torch.cat([self.result, self.zeros.to(self.wide)], 1), graph.num_owned
         self.result, self.zeros = self.result[:n].clone(), self.zeros[:n].clone()
 
@@ -225,12 +229,12 @@ class Product(Reduction):
             self.result[rows.long()] *= factors
             self.zeros[rows.long()] += zeros.to(torch.int32)
 
-        return_partials(graph, partial, [2 * self.columns], take, layer=layer, as_is=True)
+        return_partials(graph, partial, [2 * self.columns], take, layer=call, as_is=True, name=name)
 
-    def spread(self, grad: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
-        zeros = _fetch(graph, self.zeros.to(self.wide), layer).to(torch.int32)
-        self.at_targets = _fetch(graph, self.result, layer), zeros
-        return _fetch(graph, grad, layer)
+    def spread(self, grad: Tensor, graph: DistributedGraph, call: Call, name: str) -> Tensor:
+        zeros = _fetch(graph, self.zeros.to(self.wide), call, f"{name}.zeros").to(torch.int32)
+        self.at_targets = _fetch(graph, self.result, call, f"{name}.result"), zeros
+        return _fetch(graph, grad, call, f"{name}.gradient")
 
 
 class Total(Reduction):
@@ -280,9 +284,9 @@ def _rows_of(piece: Targets, index: Tensor | None) -> Tensor:
     return piece.rows[index]
 
 
-def _fetch(graph: DistributedGraph, rows: Tensor, layer: str) -> Tensor:
+def _fetch(graph: DistributedGraph, rows: Tensor, call: Call, name: str) -> Tensor:
     """[T, columns] in the backward pass."""
-    return fetch_targets(graph, rows, layer=layer, direction="backward", as_is=True)
+    return fetch_targets(graph, rows, layer=call, direction="backward", as_is=True, name=name)
 
 
 def _in_order(values: Tensor) -> Tensor:

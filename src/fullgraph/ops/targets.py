@@ -17,7 +17,7 @@ Letters: n owned rows, T targets, F columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,49 +25,75 @@ from torch import Tensor
 
 from fullgraph import kernels
 from fullgraph.comm.distributed import DistributedGraph
-from fullgraph.comm.plan import Message
+from fullgraph.comm.plan import ExchangePlan, Message
+from fullgraph.comm.stale import Call
 from fullgraph.ops.halo import Pieces, exchange
 
 TakePartial = Callable[[Tensor, Tensor, int], None]
 
 
 def fetch_targets(
-    graph: DistributedGraph, rows: Pieces, *, layer: str, direction: str = "forward",
-    sliced: bool = True, as_is: bool = False,
+    graph: DistributedGraph, rows: Pieces, *, layer: str | Call, direction: str = "forward",
+    sliced: bool = True, as_is: bool = False, name: str = "targets",
 ) -> Tensor:  # fmt: skip
     """[T, F]: the rows of every target, fetched from their owners.
 
     Args:
         rows: [n, F], contiguous, or pieces; with `sliced`, of each rank's slice of the columns.
+        layer: for the account; or the `Call` that this is part of, whose schedule it follows.
         direction: "forward" or "backward", for the account.
         as_is: they have to arrive as they are, so that they travel in no other dtype.
+        name: tells apart what a call fetches and returns.
     """
     pieces = [rows] if isinstance(rows, Tensor) else [*rows]
     mine = pieces[graph.feature_slice if sliced else 0]
     if graph.targets is None:
         return mine
-    targets, plan = graph.targets, graph.targets.plan
-    out = mine.new_empty(targets.num_rows, mine.shape[1])
+    call, plan = graph.stale.call(graph, layer), graph.targets.plan
+    out = mine.new_empty(graph.num_targets, mine.shape[1])
     out[: graph.num_owned] = mine
+    foreign = out[graph.num_owned :].split(list(plan.num_needed))
+    if call.remote == "none":
+        out[graph.num_owned :] = 0
+    elif call.remote == "stale":
+        bins = graph.stale.bins_of_targets(graph)
+        key, form = f"{call.key}.targets.{name}", (bins.signature, *_form(pieces))
+        kept = graph.stale.find(key, form)
+        if kept is None:
+            _fetch(graph, pieces, plan, foreign, call, direction, sliced, as_is)
+            graph.stale.start(key, [of_peer.clone() for of_peer in foreign], form)
+        else:
+            now = kept.next_turn(bins, returning=False, into=None)
+            for new, old in zip(foreign, kept.rows):
+                new.copy_(old)
+            _fetch(graph, pieces, now.plan, kept.arrived, call, direction, sliced, as_is)
+    else:
+        _fetch(graph, pieces, plan, foreign, call, direction, sliced, as_is)
+    return out
 
+
+def _fetch(
+    graph: DistributedGraph, pieces: list[Tensor], plan: ExchangePlan, into: Sequence[Tensor],
+    call: Call, direction: str, sliced: bool, as_is: bool,
+) -> None:  # fmt: skip
     def make(message: Message) -> Tensor:
-        piece = _of_peer(graph, pieces, message, sliced)
-        chosen = plan.send_rows[message.peer][message.first_row : message.last_row]
+        piece = pieces[_slice_of(graph, message, sliced)]
         packed = piece.new_empty(message.num_rows, piece.shape[1])
+        chosen = plan.send_rows[message.peer][message.first_row : message.last_row]
         kernels.gather_rows(piece, chosen, packed)
         return packed
 
     exchange(
-        graph, layer, direction, as_is, make=make,
-        allot=lambda message: _of_owner(graph, out, message), take=lambda message, received: None,
-        meanwhile=lambda: None,
+        graph, call.layer, direction, as_is, make=make,
+        allot=lambda message: into[message.peer][message.first_row : message.last_row],
+        take=lambda message, received: None, meanwhile=lambda: None,
     ).run(plan.fetch_ticks(_max_rows(graph, pieces)), graph.schedule.prefetch)  # fmt: skip
-    return out
 
 
 def return_partials(
-    graph: DistributedGraph, partial: Tensor, widths: list[int], take: TakePartial, *, layer: str,
-    direction: str = "forward", sliced: bool = True, as_is: bool = False,
+    graph: DistributedGraph, partial: Tensor, widths: list[int], take: TakePartial, *,
+    layer: str | Call, direction: str = "forward", sliced: bool = True, as_is: bool = False,
+    name: str = "partials",
 ) -> None:  # fmt: skip
     """Hand partial results of other ranks' targets to their owners.
 
@@ -76,31 +102,67 @@ def return_partials(
         widths: how many columns the partial results of each slice have.
         take: `take(rows, values, k)` is given what a rank of slice k has for the owned `rows`,
             int32, distinct.
+        layer, direction, as_is, name: as for `fetch_targets`.
     """
     assert graph.targets is not None
-    plan = graph.targets.plan
-
-    def of_peer(message: Message) -> int:
-        return graph.placement.coordinates(message.peer)[2] if sliced else 0
+    call, plan = graph.stale.call(graph, layer), graph.targets.plan
+    foreign = partial[graph.num_owned :].split(list(plan.num_needed))
 
     def received(message: Message, values: Tensor) -> None:
         rows = plan.send_rows[message.peer][message.first_row : message.last_row]
-        take(rows, values, of_peer(message))
+        take(rows, values, _slice_of(graph, message, sliced))
 
+    if call.remote == "none":
+        return
+    if call.remote == "fresh":
+        _return(graph, plan, foreign, widths, received, call, direction, sliced, as_is)
+        return
+    bins = graph.stale.bins_of_targets(graph)
+    key, form = f"{call.key}.targets.{name}", (bins.signature, sum(widths), partial.element_size())
+    kept = graph.stale.find(key, form)
+    into = [
+        partial.new_empty(rows.numel(), widths[_slice_of(graph, Message(peer, 0, 0), sliced)])
+        for peer, rows in enumerate(plan.send_rows)
+    ]
+
+    def keep(message: Message, values: Tensor) -> None:
+        into[message.peer][message.first_row : message.last_row] = values
+
+    if kept is None:
+        _return(graph, plan, foreign, widths, keep, call, direction, sliced, as_is)
+        graph.stale.start(key, into, form)
+    else:
+        now = kept.next_turn(bins, returning=True, into=None)
+        into = kept.arrived
+        leaving = [values[at] for values, at in zip(foreign, now.needed)]
+        _return(graph, now.plan, leaving, widths, keep, call, direction, sliced, as_is)
+        kept.settle(now.sent)
+        into = kept.rows
+    for peer, values in enumerate(into):
+        received(Message(peer, 0, values.shape[0]), values)
+
+
+def _return(
+    graph: DistributedGraph, plan: ExchangePlan, leaving: Sequence[Tensor], widths: list[int],
+    take: Callable[[Message, Tensor], None], call: Call, direction: str, sliced: bool, as_is: bool,
+) -> None:  # fmt: skip
+    some = leaving[graph.group.rank]
     exchange(
-        graph, layer, direction, as_is,
-        make=lambda message: _of_owner(graph, partial, message),
-        allot=lambda message: partial.new_empty(message.num_rows, widths[of_peer(message)]),
-        take=received, meanwhile=lambda: None,
+        graph, call.layer, direction, as_is,
+        make=lambda message: leaving[message.peer][message.first_row : message.last_row],
+        allot=lambda message: some.new_empty(
+            message.num_rows, widths[_slice_of(graph, message, sliced)]
+        ),
+        take=take, meanwhile=lambda: None,
     ).run(
-        plan.return_ticks(graph.max_rows(partial.element_size() * max(widths))),
+        plan.return_ticks(graph.max_rows(some.element_size() * max(widths))),
         graph.schedule.prefetch,
     )  # fmt: skip
 
 
 def sum_to_owners(
-    graph: DistributedGraph, partial: Tensor, widths: list[int] | None = None, *, layer: str,
-    direction: str = "forward", sliced: bool = True,
+    graph: DistributedGraph, partial: Tensor, widths: list[int] | None = None, *,
+    layer: str | Call, direction: str = "forward", sliced: bool = True, name: str = "partials",
 ) -> list[Tensor]:  # fmt: skip
     """K pieces [n, F_k]: of every owned row the sum of the partial results [T, F] of all ranks.
 
@@ -119,21 +181,19 @@ def sum_to_owners(
     def add(rows: Tensor, values: Tensor, k: int) -> None:
         kernels.scatter_add_rows(pieces[k], rows, values)
 
-    return_partials(graph, partial, widths, add, layer=layer, direction=direction, sliced=sliced)
+    return_partials(
+        graph, partial, widths, add, layer=layer, direction=direction, sliced=sliced, name=name
+    )
     return pieces
 
 
-def _of_owner(graph: DistributedGraph, of_targets: Tensor, message: Message) -> Tensor:
-    """The rows of a message to or from an owner, in a tensor [T, F]."""
-    assert graph.targets is not None
-    first = graph.targets.first_row(message.peer)
-    return of_targets[first + message.first_row : first + message.last_row]
+def _slice_of(graph: DistributedGraph, message: Message, sliced: bool) -> int:
+    """Which slice of the columns the other end works on."""
+    return graph.placement.coordinates(message.peer)[2] if sliced else 0
 
 
-def _of_peer(
-    graph: DistributedGraph, pieces: list[Tensor], message: Message, sliced: bool
-) -> Tensor:
-    return pieces[graph.placement.coordinates(message.peer)[2] if sliced else 0]
+def _form(pieces: list[Tensor]) -> tuple[int, int]:
+    return sum(piece.shape[1] for piece in pieces), pieces[0].element_size()
 
 
 def _max_rows(graph: DistributedGraph, pieces: list[Tensor]) -> int:
@@ -148,14 +208,14 @@ class _ToTargets(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
-        ctx.graph, ctx.layer = graph, layer
-        return fetch_targets(graph, rows, layer=layer, direction="forward", sliced=False)
+        ctx.graph, ctx.call = graph, graph.stale.call(graph, layer)
+        return fetch_targets(graph, rows, layer=ctx.call, sliced=False)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (dx,) = sum_to_owners(
-            ctx.graph, grad.contiguous(), layer=ctx.layer, direction="backward", sliced=False
+            ctx.graph, grad.contiguous(), layer=ctx.call, direction="backward", sliced=False
         )
         return dx, None, None
 
@@ -165,17 +225,17 @@ class _ToOwners(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, partial: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
-        ctx.graph, ctx.layer = graph, layer
+        ctx.graph, ctx.call = graph, graph.stale.call(graph, layer)
         if graph.feature_slice > 0:
             partial = torch.zeros_like(partial)
-        (total,) = sum_to_owners(graph, partial, layer=layer, direction="forward", sliced=False)
+        (total,) = sum_to_owners(graph, partial, layer=ctx.call, sliced=False)
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         dx = fetch_targets(
-            ctx.graph, grad.contiguous(), layer=ctx.layer, direction="backward", sliced=False
+            ctx.graph, grad.contiguous(), layer=ctx.call, direction="backward", sliced=False
         )
         return (dx.zero_() if ctx.graph.feature_slice > 0 else dx), None, None
 
