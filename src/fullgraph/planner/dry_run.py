@@ -224,6 +224,7 @@ class _DryGraph(DistributedGraph):
 
     @cached_property
     def edge_id(self) -> Tensor:
+        self._id_pages = _ints(self.num_local_edges)  # of the parts' files, which stay mapped
         return _ints(self.num_local_edges)
 
     def _edge_field(self, name: str) -> Tensor | None:
