@@ -45,7 +45,7 @@ def test_a_limit_says_how_many_more_there_are() -> None:
 
 def test_assumptions_name_rates_network_and_a_missing_halo() -> None:
     text = assumptions(PLAN)
-    assert "GFLOPS in dense products, sums read rows at 20 GB/s" in text
+    assert "GFLOPS in dense products, sums read rows at 19.2 GB/s" in text
     assert "network: 1 GB/s, 100 us a message" in text
     assert "the graph has no locality" in text
     assert "locality" not in assumptions(replace(PLAN, figures=replace(FIGURES, halo=0.3)))

@@ -3,38 +3,27 @@ contents (on torch's device "meta"), and with a group that has no other end.
 
 What it allocates, sends and spends is therefore what a rank of a real run does: no formula for any
 model, schedule or placement is kept beside the code.
-
-Letters: n owned rows, T targets, E edges, S source rows and D rows of results of a block.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from fullgraph.comm.distributed import DEFAULT_BLOCK_BYTES, PER_EDGE, DistributedGraph, Edges
-from fullgraph.comm.plan import ExchangePlan
+from fullgraph.comm.distributed import DEFAULT_BLOCK_BYTES, DistributedGraph
 from fullgraph.comm.schedule import Schedule
-from fullgraph.comm.targets import Targets
-from fullgraph.graph.blocks import Block, Chunk, Ownership
-from fullgraph.graph.parts import Field, GraphMeta
 from fullgraph.nn.convert import convert
+from fullgraph.planner.dry_graph import dry_graph
 from fullgraph.planner.figures import GraphFigures, Shares
 from fullgraph.planner.ledger import Ledger
 from fullgraph.planner.rates import Rates
-from fullgraph.planner.shares import mirrors
 from fullgraph.planner.wire import DryGroup, Network
 from fullgraph.training.models import run_model
 
 BUILD_BYTES_AN_EDGE = 32  # that building a block holds for a moment
-LOOP_BYTES_AN_EDGE = 52  # that giving the own block its self-loops does
 MAX_MESSAGES = 128  # of an exchange; more would take long, and change next to nothing
 FILE_BYTES_AN_EDGE = 8  # sources and targets, read from a part that stays mapped
 
@@ -72,7 +61,7 @@ def dry_run(
     max_block_bytes = max(max_block_bytes, 4 * figures.features * rows // MAX_MESSAGES)
     with torch.device("meta"), ledger:
         group = DryGroup(rank, shares.size, network, ledger)
-        graph = _graph(figures, shares, group, Schedule.parse(schedule), max_block_bytes, ledger)
+        graph = dry_graph(figures, shares, group, Schedule.parse(schedule), max_block_bytes, ledger)
         data = ledger.live + FILE_BYTES_AN_EDGE * shares.edges(rank)
         largest = max(block.edges for block in shares.blocks[rank])
         built = data + BUILD_BYTES_AN_EDGE * largest
@@ -111,160 +100,3 @@ class _Step:
             group.all_reduce(torch.cat([g.reshape(-1) for g in gradients]), "gradients")
         self.optimizer.step()
         del mask
-
-
-# ---- The graph ----------------------------------------------------------------------------------
-
-
-def _graph(
-    figures: GraphFigures, shares: Shares, group: DryGroup, schedule: Schedule,
-    max_block_bytes: int, ledger: Ledger,
-) -> DistributedGraph:  # fmt: skip
-    rank, owned = group.rank, shares.owned[group.rank]
-    blocks: list[Block] = []
-    for q, (rows, sources, edges) in enumerate(shares.blocks[rank]):
-        first = blocks[-1].edges.stop if blocks else 0
-        blocks.append(_block(q, rows, sources, edges, first, q != rank, ledger))
-    fields = [Field("x", "float32", (figures.features,)), Field("y", "int64", ())]
-    if figures.weighted:
-        fields.append(Field("edge_weight", "float32", ()))
-    meta = GraphMeta(
-        name=figures.name, num_nodes=figures.nodes, num_edges=figures.edges,
-        num_features=figures.features, num_classes=figures.classes, num_parts=shares.size,
-        part_nodes=shares.owned, part_edges=tuple(map(shares.edges, range(shares.size))),
-        part_labelled=shares.labelled, fields=tuple(fields), fingerprint="",
-    )  # fmt: skip
-    targets = None
-    if shares.placement.splits:
-        plan = _plan(rank, shares.reduce)
-        num_targets = owned + sum(plan.num_needed)
-        targets = Targets(plan, None, _ints(num_targets))  # type: ignore[arg-type]
-    return _DryGraph(
-        group=group, meta=meta, schedule=schedule, max_block_bytes=max_block_bytes,
-        ownership=Ownership.of_parts(range(shares.size + 1), shares.owned),
-        plan=_plan(rank, shares.gather), edges=Edges(blocks), node_id=_ints(owned),
-        x=torch.empty(owned, figures.features), y=_ints(owned),
-        masks={name: torch.empty(owned, dtype=torch.bool) for name in ("train", "val", "test")},
-        _partitioned=None,  # type: ignore[arg-type]
-        placement=shares.placement, targets=targets, ledger=ledger, shares=shares,
-    )  # fmt: skip
-
-
-def _ints(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _plan(rank: int, counts: tuple[tuple[int, ...], ...]) -> ExchangePlan:
-    send_rows = tuple(_ints(row[rank], dtype=torch.int32) for row in counts)
-    return ExchangePlan(rank, send_rows, counts)
-
-
-def _block(
-    source_rank: int, rows: int, sources: int, edges: int, first_edge: int, compact: bool,
-    ledger: Ledger,
-) -> _DryBlock:  # fmt: skip
-    kind = torch.int32
-    block = _DryBlock(
-        source_rank, sources, _ints(rows, dtype=kind) if compact else None, _ints(rows + 1),
-        _ints(edges, dtype=kind), _ints(sources + 1), _ints(edges, dtype=kind), first_edge,
-        ledger=ledger,
-    )  # fmt: skip
-    ledger.note_edges(block.offsets[1:], edges)
-    ledger.note_edges(block.t_offsets[1:], edges)
-    return block
-
-
-@dataclass(eq=False)
-class _DryBlock(Block):
-    ledger: Ledger | None = field(default=None, repr=False)
-
-    @property
-    def t_index(self) -> Tensor:
-        if self._t_index is None:
-            self._t_index = _ints(self.num_edges)
-        return self._t_index
-
-    def edge_rows(self) -> Tensor:
-        return _ints(self.num_edges, dtype=torch.int32)
-
-    def _split(self, max_rows: int) -> list[Chunk]:
-        assert self.ledger is not None
-        _ints(self.num_edges), _ints(self.num_edges)  # what splitting holds for a moment
-        num_rows, kind = self.offsets.numel() - 1, torch.int32
-        chunks: list[Chunk] = []
-        begin = _ints(num_rows, dtype=kind)
-        for first in range(0, self.num_sources, max_rows):
-            last, end = min(first + max_rows, self.num_sources), _ints(num_rows, dtype=kind)
-            edges = self.num_edges * (last - first) / self.num_sources
-            chunks.append(_DryChunk(first, last, begin, end, edges, self.ledger))
-            begin = end
-        return chunks
-
-
-@dataclass(frozen=True)
-class _DryChunk(Chunk):
-    edges: float
-    ledger: Ledger
-
-    @property
-    def end(self) -> Tensor:
-        end = super().end
-        self.ledger.note_edges(end, self.edges)
-        return end
-
-
-@dataclass(eq=False)
-class _DryGraph(DistributedGraph):
-    ledger: Ledger | None = field(default=None, repr=False)
-    shares: Shares | None = field(default=None, repr=False)
-
-    @cached_property
-    def in_degree(self) -> Tensor:
-        return torch.zeros_like(self.node_id)
-
-    @cached_property
-    def edge_id(self) -> Tensor:
-        self._id_pages = _ints(self.num_local_edges)  # of the parts' files, which stay mapped
-        return _ints(self.num_local_edges)
-
-    def _edge_field(self, name: str) -> Tensor | None:
-        return None if self.meta.field(name) is None else torch.empty(self.num_local_edges)
-
-    def with_self_loops(self) -> DistributedGraph:
-        if self._looped is None:
-            view = copy.copy(self)
-            view._kept, view._looped, view.base = {}, view, self
-            view.edges = self._edges_with_self_loops() or self.edges
-            for name in PER_EDGE:
-                view.__dict__.pop(name, None)
-            self._looped = view
-        return self._looped
-
-    def _edges_with_self_loops(self) -> Edges | None:
-        assert self.ledger is not None
-        assert self.shares is not None
-        shares, rank = self.shares, self.group.rank
-        changed = [
-            q for q in mirrors(shares.placement, rank)
-            if not shares.loops[q] == shares.looped[q] == shares.owned[q]
-        ]  # fmt: skip
-        if not changed:
-            return None
-        blocks, first = [*self.edges.blocks], 0
-        for q, old in enumerate(blocks):
-            edges = old.num_edges
-            if q in changed:
-                edges += shares.owned[q] - shares.loops[q]
-                torch.empty(LOOP_BYTES_AN_EDGE * edges, dtype=torch.uint8)
-                rows = old.offsets.numel() - 1
-                blocks[q] = _block(q, rows, old.num_sources, edges, first, q != rank, self.ledger)
-            first += edges
-        return Edges(blocks, _ints(first, dtype=torch.int32), adds_loops=True)
-
-
-def describe(run: DryRun) -> dict[str, Any]:
-    """For JSON."""
-    return {
-        "peak_memory_bytes": run.peak, "bytes": run.sent, "seconds": run.seconds,
-        "compute_seconds": run.compute,
-    }  # fmt: skip

@@ -20,6 +20,7 @@ from fullgraph.kernels import EdgeDropout
 Clock = Callable[[], float]
 Prepare = Callable[..., Callable[[], object]]  # offsets, cols and columns to what is to be timed
 SUMS, ATTENTION, ATTENTION_GRAD = "sums", "attention", "attention_grad"
+NARROW, WIDE, HEADS = 16, 128, 4  # of what is measured
 DROPPED, DROPPED_GRAD = "attention_with_dropout", "attention_grad_with_dropout"
 
 
@@ -59,7 +60,7 @@ class Rates:
         rates = self if flops is None else replace(self, flops=flops)
         if gather is None:
             return rates
-        factor = 1 / gather / self.edges[SUMS].per_byte
+        factor = self.gather / gather
         edges = {
             kind: EdgeRate(rate.per_edge * factor, rate.per_byte * factor)
             for kind, rate in self.edges.items()
@@ -70,8 +71,8 @@ class Rates:
 
     @property
     def gather(self) -> float:
-        """Bytes a second that sums read of rows."""
-        return 1 / self.edges[SUMS].per_byte
+        """Bytes a second that sums read of rows, wide ones."""
+        return 4 * WIDE / self.edges[SUMS].seconds(1, 4 * WIDE)
 
     def shared_by(self, workers: float) -> Rates:
         """Where so many workers take turns on what one of them was measured on."""
@@ -100,8 +101,6 @@ NOMINAL = Rates(
     stream=8e9,
     dropout=4e9,
 )
-
-NARROW, WIDE, HEADS = 16, 128, 4
 
 
 def measure(
