@@ -25,9 +25,11 @@ LINES = [
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "deep" / "run")
-    run.create({"workers": 2})
-    run.add_to_config({"data": {"num_nodes": 3}})
-    for line in LINES:
+    run.create({"workers": 1})
+    run.write_result({"status": "interrupted"})
+    run.begin({"workers": 2, "data": {"num_nodes": 3}}, LINES[:1])
+    assert not run.has_result()
+    for line in LINES[1:]:
         run.add_metrics(line)
     weights = {"lin.weight": torch.rand(2, 3), "norm.num_batches_tracked": torch.tensor(7)}
     run.write_weights(weights)
@@ -68,6 +70,14 @@ def test_only_run_folders_are_overwritten(tmp_path: Path) -> None:
     run.create({"seed": 2}, overwrite=True)
     assert run.config()["seed"] == 2
     assert not run.has_result()
+    (run.checkpoints / "epoch-000003").mkdir(parents=True)
+    (run.checkpoints / ".epoch-000004.0123abcd.tmp").mkdir()
+    run.create({"seed": 3}, overwrite=True)
+    assert not run.checkpoints.exists()
+    (run.checkpoints / "mine").mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=r"not only a run folder \(checkpoints\)"):
+        run.create({}, overwrite=True)
+    (run.checkpoints / "mine").rmdir()
     (run.path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunFolderError, match=r"not only a run folder \(thesis.tex\)"):
         run.create({}, overwrite=True)

@@ -20,7 +20,7 @@ USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
 # What people's input and surroundings lead to; other errors are ours, and come with a traceback.
 EXPECTED = ("ValueError", "CommError", "LoadError", "GraphFolderError", "RunFolderError",
-            "UnsupportedLayerError", "MemoryError")  # fmt: skip
+            "CheckpointError", "UnsupportedLayerError", "MemoryError")  # fmt: skip
 
 
 def fail(message: str, code: int | None = USAGE) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +15,11 @@ from fullgraph.cli.console import Stages, errors_in_a_line, fail_for_worker, lea
 
 if TYPE_CHECKING:
     from fullgraph.training.config import RunConfig
+    from fullgraph.training.run_folder import RunFolder
 
 MODELS = "gcn, sage, gin, graphconv, sgc, appnp or mlp"
+
+NOT_OF_THE_RUN = ("out", "overwrite", "as_json", "resume", "max_restarts")
 
 
 def train(
@@ -66,6 +70,15 @@ def train(
     check_drift: Annotated[int, typer.Option(
         help="Every so many epochs, print the relative error of outputs and gradients against an "
         "exact schedule; 0: never.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(
+        help="Save a checkpoint every so many epochs, after the last, and on Ctrl-C; 0: never, or, "
+        "of a run that is resumed, as before.")] = 0,
+    keep_checkpoints: Annotated[int, typer.Option(help="How many checkpoints to keep.")] = 2,
+    resume: Annotated[bool, typer.Option(
+        "--resume", help="Go on from the last checkpoint in --out; from the beginning if there is "
+        "none yet.")] = False,
+    max_restarts: Annotated[int, typer.Option(
+        help="How often to bring all workers back from the last checkpoint after one failed.")] = 0,
     threads: Annotated[int | None, typer.Option(
         help="Of each worker; an equal share of the cores unless given.")] = None,
     timeout: Annotated[float, typer.Option(
@@ -78,18 +91,33 @@ def train(
         "--json", help="Print the result as JSON, as the last line; nothing else.")] = False,
 ) -> None:  # fmt: skip
     """Train a model on the whole graph with any number of workers: exactly, unless told not to."""
-    options = {k: v for k, v in locals().items() if k not in ("out", "overwrite", "as_json")}
+    options = {k: v for k, v in locals().items() if k not in NOT_OF_THE_RUN}
     with errors_in_a_line():
         config = _config(**options)
         config.validate()
+        _check_restarts(resume, max_restarts, overwrite, out)
         out = _default_out(config) if out is None else out
         if "WORLD_SIZE" in os.environ:
-            is_first = _train_here(config, out, overwrite, as_json)
+            is_first = _train_here(config, out, overwrite, as_json, resume)
         else:
             is_first = True
-            _train_with_workers(config, out, overwrite, as_json)
+            _train_with_workers(config, out, overwrite, as_json, resume, max_restarts)
         if is_first:
             _say_result(out, as_json)
+
+
+def _check_restarts(resume: bool, max_restarts: int, overwrite: bool, out: Path | None) -> None:
+    if resume and overwrite:
+        raise ValueError("--resume goes on with what --overwrite removes; give one of them")
+    if resume and out is None:
+        raise ValueError("--resume needs --out, the run folder to go on with")
+    if max_restarts < 0:
+        raise ValueError(f"max_restarts must be at least 0, got {max_restarts}")
+    if max_restarts and "WORLD_SIZE" in os.environ:
+        raise ValueError(
+            f"--max-restarts {max_restarts}, but the workers are torchrun's to restart: give it "
+            "torchrun --max-restarts, and add --resume here"
+        )
 
 
 def _config(
@@ -137,7 +165,37 @@ def _default_out(config: RunConfig) -> Path:
     return Path("runs", f"{config.model.name}-{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-def _train_with_workers(config: RunConfig, out: Path, overwrite: bool, quiet: bool) -> None:
+def _resumed(folder: RunFolder, config: RunConfig) -> RunConfig | None:
+    """The configuration to resume the run in a folder with; None where there is no run yet.
+
+    Raises ValueError where it is a run that cannot be resumed so, with the reason.
+    """
+    import dataclasses
+
+    from fullgraph.training.config import RunConfig
+    from fullgraph.training.resume import check_resumed
+    from fullgraph.training.run_folder import RunFolderError
+    from fullgraph.training.snapshot import find
+
+    if not folder.path.exists() or (folder.path.is_dir() and not any(folder.path.iterdir())):
+        print(f"fullgraph: no run in {folder.path} yet: starting from the beginning",
+              file=sys.stderr)  # fmt: skip
+        return None
+    before = RunConfig.from_json(folder.config())
+    check_resumed(before, config)
+    every = config.training.checkpoint_every or before.training.checkpoint_every
+    if not every and not find(folder.checkpoints):
+        raise RunFolderError(
+            f"{folder.path} has no checkpoint to resume from, as it was run without "
+            "--checkpoint-every; start anew with --overwrite, or in another --out"
+        )
+    training = dataclasses.replace(config.training, checkpoint_every=every)
+    return dataclasses.replace(config, training=training)
+
+
+def _train_with_workers(
+    config: RunConfig, out: Path, overwrite: bool, quiet: bool, resume: bool, max_restarts: int
+) -> None:
     """Read and partition here, train in workers, and see that the folder is valid in any case."""
     from fullgraph.comm.placed_edges import check_placement
     from fullgraph.comm.placement import Placement
@@ -147,44 +205,63 @@ def _train_with_workers(config: RunConfig, out: Path, overwrite: bool, quiet: bo
     from fullgraph.training.run_folder import RunFolder
 
     folder = RunFolder(out)
-    folder.check_free(overwrite)
+    resumed = _resumed(folder, config) if resume else None
+    config = resumed or config
+    before = folder.result() if resumed and folder.has_result() else None
+    if resumed is None:
+        folder.check_free(overwrite)
     with partitioned_folder(config.graph, config.workers, Stages(quiet), config.placement) as graph:
         check_graph(graph.meta, config.training)
         placement = Placement.parse(config.placement or graph.meta.placement)
         check_placement(graph, placement, config.workers)
-        folder.create(config.to_json(), overwrite)
+        if resumed is None:
+            folder.create(config.to_json(), overwrite)
         if not quiet:
             print(f"starting {config.workers} worker(s) of {config.threads} thread(s)", flush=True)
             if config.approximate:
                 print(f"training is approximate: {config.approximate}", flush=True)
         arguments = {
             "config": config.to_json(), "out": str(out.absolute()), "quiet": quiet,
-            "graph": str(graph.path.absolute()),
+            "graph": str(graph.path.absolute()), "resume": resumed is not None,
         }  # fmt: skip
+
+        def on_restart(error: WorkerError, number: int) -> dict[str, Any]:
+            print(f"fullgraph: {' '.join(str(error).split())}; starting all workers again from the "
+                  f"last checkpoint, {number} of {max_restarts}", file=sys.stderr)  # fmt: skip
+            return {"resume": True}
+
+        def end_early(status: str, error: str = "") -> None:
+            if before is None or not folder.has_result() or folder.result() != before:
+                folder.end_early(status, error)
+
         try:
             run_workers(
                 "fullgraph.training.tasks:train", arguments, config.workers, config.threads,
-                config.timeout,
+                config.timeout, max_restarts, on_restart,
             )  # fmt: skip
         except WorkerError as error:
-            folder.end_early("failed", str(error))
+            end_early("failed", str(error))
             fail_for_worker(error)
         except KeyboardInterrupt:
-            folder.end_early("interrupted")
+            end_early("interrupted")
             leave_interrupted(f"interrupted; what there is so far is in {out}")
 
 
-def _train_here(config: RunConfig, out: Path, overwrite: bool, quiet: bool) -> bool:
+def _train_here(config: RunConfig, out: Path, overwrite: bool, quiet: bool, resume: bool) -> bool:
     """As one of the workers that torchrun started; whether this one is rank 0."""
     from fullgraph.comm.group import init
+    from fullgraph.training.checkpoint import tell
     from fullgraph.training.run_folder import RunFolder
     from fullgraph.training.tasks import train as train_task
 
     group = init(timeout=config.timeout)
     try:
-        if group.rank == 0:
+        resume = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        resumed = _resumed(RunFolder(out), config) if resume and group.rank == 0 else None
+        if group.rank == 0 and resumed is None:
             RunFolder(out).create(config.to_json(), overwrite)
-        train_task(group, config.to_json(), str(out), quiet=quiet)
+        given = {"config": (resumed or config).to_json(), "resume": resumed is not None}
+        train_task(group, **tell(group, given), out=str(out), quiet=quiet)
     except Exception as error:
         group.report_failure(error)
         raise

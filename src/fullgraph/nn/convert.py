@@ -112,6 +112,30 @@ def convert(model: Model, seed: int = 0) -> Model:
     return model
 
 
+def dropout_state(model: torch.nn.Module) -> dict[str, list[int]]:
+    """The seed and step of the dropout masks of every converted module in `model`, by its path."""
+    return {
+        path: [module.dropout_seed, module.dropout_step]
+        for path, module in model.named_modules()
+        if isinstance(module, Converted)
+    }
+
+
+def set_dropout_state(model: torch.nn.Module, state: dict[str, list[int]]) -> None:
+    """Put back what `dropout_state` gave. Raises ValueError where other modules are converted."""
+    here = dropout_state(model)
+    if here.keys() != state.keys():
+        names = sorted(path or "(the model)" for path in here.keys() ^ state.keys())
+        raise ValueError(
+            f"converted then or now, but not both: {', '.join(names)}. Call fullgraph.convert on "
+            "the same modules, before their state is loaded"
+        )
+    modules = dict(model.named_modules())
+    for path, (seed, step) in state.items():
+        module: Any = modules[path]
+        module.dropout_seed, module.dropout_step = seed, step
+
+
 def _outermost(
     modules: list[tuple[str, torch.nn.Module]],
 ) -> Iterator[tuple[str, torch.nn.Module]]:

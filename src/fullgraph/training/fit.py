@@ -13,6 +13,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from os import PathLike
 from typing import Any
 
 import torch
@@ -25,19 +26,23 @@ from fullgraph.graph.parts import GraphMeta
 from fullgraph.nn.convert import convert
 from fullgraph.ops.gradients import broadcast_parameters, sum_gradients
 from fullgraph.ops.reduce import cross_entropy
+from fullgraph.training.config import approximations
 from fullgraph.training.drift import DriftCheck
 from fullgraph.training.memory import PeakMemory
 from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import run_model
 from fullgraph.training.options import FitOptions
 from fullgraph.training.results import Epoch, FitResult
+from fullgraph.training.resume import RunCheckpoints
 
 Forward = Callable[[torch.nn.Module, DistributedGraph], Tensor]
 
 
 def fit(
     model: torch.nn.Module, graph: DistributedGraph, options: FitOptions | None = None, *,
-    on_epoch: Callable[[Epoch], None] | None = None, forward: Forward = run_model, **changes: Any,
+    on_epoch: Callable[[Epoch], None] | None = None, forward: Forward = run_model,
+    checkpoints: str | PathLike[str] | None = None, resume: bool = False,
+    on_start: Callable[[FitResult], None] | None = None, **changes: Any,
 ) -> FitResult:  # fmt: skip
     """Train with Adam on the cross-entropy of the training rows. Every rank calls it.
 
@@ -52,9 +57,16 @@ def fit(
         options: see `FitOptions`; `changes` replace single ones, as in ``fit(..., epochs=50)``.
         on_epoch: called on every rank after each epoch.
         forward: gives logits [n, C]; by default `run_model`, that is ``model(graph.x, graph)``.
+        checkpoints: the folder of checkpoints, which ``options.checkpoint_every`` asks for; only
+            rank 0 touches it. After the last epoch, and an interrupt, one more is left.
+        resume: go on from the newest checkpoint in that folder; from the beginning if there is
+            none. What was then and is now may differ in epochs, checkpoints, drift checks,
+            schedule, placement, wire, partition and number of ranks; all else is refused.
+        on_start: called on every rank before the first epoch, with what was resumed.
 
     Raises:
         ValueError: an option or the graph does not fit; names it.
+        CheckpointError: a checkpoint cannot be written, or not be resumed from; says why.
     """
     options = dataclasses.replace(options or FitOptions(), **changes)
     options.validate()
@@ -62,14 +74,21 @@ def fit(
     convert(model, seed=options.seed)
     broadcast_parameters(model, graph.group)
     vars(model)["parameters_checked"] = True  # as they have just been made the same
-    run = _Run(model, graph, options, forward)
+    run = Run(model, graph, options, forward)
     result = run.result
+    kept = RunCheckpoints(run, checkpoints, resume)
+    if on_start is not None:
+        on_start(result)
     try:
         for epoch in run.epochs():
+            kept.note(epoch)
             if on_epoch is not None:
                 on_epoch(epoch)
+            kept.save_if(epoch.epoch % max(1, options.checkpoint_every) == 0)
+        kept.save_if(True)
     except KeyboardInterrupt:
         result.interrupted = True
+        kept.save_alone()
     weights, result.tested = run.kept
     model.load_state_dict(weights)
     return result
@@ -125,7 +144,7 @@ def evaluate(
         }
 
 
-class _Run:
+class Run:
     """One training run: the optimizer, what was measured so far, and the weights to keep.
 
     ``kept`` is the state_dict after an evaluated epoch, with that epoch; None before the first. It
@@ -136,7 +155,8 @@ class _Run:
         self, model: torch.nn.Module, graph: DistributedGraph, options: FitOptions, forward: Forward
     ) -> None:
         self.model, self.graph, self.options, self.forward = model, graph, options, forward
-        self.result = FitResult(metric=options.metric)
+        now = approximations(graph.schedule, graph.wire)
+        self.result = FitResult(metric=options.metric, approximate=[now] if now else [])
         self.optimizer = torch.optim.Adam(parameter_groups(model, options), lr=options.lr)
         self.kept: tuple[dict[str, Any], Epoch | None] = (_copy(model), None)
         self.memory = PeakMemory()
@@ -144,7 +164,9 @@ class _Run:
 
     def epochs(self) -> Iterator[Epoch]:
         options, result = self.options, self.result
-        for number in range(1, options.epochs + 1):
+        number = len(result.epochs)
+        while number < options.epochs and not self._is_out_of_patience(number):
+            number += 1
             epoch = self._train(number)
             due = number % options.eval_every == 0 or number == options.epochs
             if due:
@@ -152,10 +174,11 @@ class _Run:
                 self._keep(epoch)
             result.epochs.append(epoch)
             yield epoch
-            best = result.best
-            if options.patience and best and number - best.epoch >= options.patience:
-                result.stopped_early = True
-                return
+        result.stopped_early = self._is_out_of_patience(number)
+
+    def _is_out_of_patience(self, number: int) -> bool:
+        best, patience = self.result.best, self.options.patience
+        return bool(patience and best and number - best.epoch >= patience)
 
     def _train(self, number: int) -> Epoch:
         graph, model, every = self.graph, self.model, self.options.check_drift

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -64,19 +64,37 @@ def default_threads(workers: int) -> int:
 
 
 def run_workers(
-    function: str, arguments: dict[str, Any], workers: int, threads: int, timeout: float
-) -> None:
+    function: str, arguments: dict[str, Any], workers: int, threads: int, timeout: float,
+    max_restarts: int = 0, on_restart: Callable[[WorkerError, int], dict[str, Any]] | None = None,
+) -> None:  # fmt: skip
     """Run ``function(group, **arguments)`` in `workers` processes, and wait for all of them.
 
     Args:
         function: "module:name". Its arguments travel as JSON.
         threads: of each worker.
         timeout: the longest any single wait of a worker may take, in seconds.
+        max_restarts: how often all workers are started again after one has failed.
+        on_restart: told why, and which restart this is, from 1; gives what changes in `arguments`.
 
     Raises:
-        WorkerError: a worker failed; the others have been stopped.
+        WorkerError: a worker failed, for the last time; the others have been stopped.
         KeyboardInterrupt: this process was asked to stop (SIGINT, SIGTERM); so were the workers.
     """
+    restarts = 0
+    while True:
+        try:
+            return _run_once(function, arguments, workers, threads, timeout)
+        except WorkerError as error:
+            if restarts >= max_restarts:
+                raise
+            restarts += 1
+            changes = {} if on_restart is None else on_restart(error, restarts)
+            arguments = {**arguments, **changes}
+
+
+def _run_once(
+    function: str, arguments: dict[str, Any], workers: int, threads: int, timeout: float
+) -> None:
     with (
         _own_signal_handlers(),
         tempfile.TemporaryDirectory(prefix="fullgraph-") as folder,

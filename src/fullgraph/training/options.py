@@ -25,6 +25,8 @@ class FitOptions:
             mask), or of the "last".
         check_drift: every so many epochs, compare outputs and gradients with those of an exact
             schedule on the same weights (see `training.drift`); 0: never.
+        checkpoint_every: save a checkpoint every so many epochs, and after the last; 0: never.
+        keep_checkpoints: how many of them to keep.
     """
 
     epochs: int = 200
@@ -37,6 +39,8 @@ class FitOptions:
     eval_every: int = 1
     keep: str = "best"
     check_drift: int = 0
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
 
     def validate(self) -> None:
         """Raises ValueError naming the option."""
@@ -46,6 +50,8 @@ class FitOptions:
             ("patience", 0),
             ("seed", 0),
             ("check_drift", 0),
+            ("checkpoint_every", 0),
+            ("keep_checkpoints", 1),
         ):
             if getattr(self, key) < low:
                 raise ValueError(f"{key} must be at least {low}, got {getattr(self, key)}")

@@ -7,6 +7,9 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
+PLAIN = ("epoch", "loss", "seconds", "drift")
+MEASURED = ("evaluation_seconds", "peak_memory_bytes", "bytes_sent")
+
 
 @dataclass
 class Epoch:
@@ -46,6 +49,16 @@ class Epoch:
             line["drift"] = {name: finite(value) for name, value in self.drift.items()}
         return line
 
+    @staticmethod
+    def from_json(line: dict[str, Any]) -> Epoch:
+        """Of a line that `to_json` gave; nan for None."""
+        rest = {name: line[name] for name in MEASURED if name in line}
+        return Epoch(
+            line["epoch"], _number(line["loss"]), line["seconds"],
+            metrics={n: _number(v) for n, v in line.items() if n not in (*PLAIN, *MEASURED)},
+            drift={n: _number(v) for n, v in line.get("drift", {}).items()}, **rest,
+        )  # fmt: skip
+
 
 @dataclass
 class FitResult:
@@ -53,6 +66,7 @@ class FitResult:
 
     ``best``: the evaluated epoch with the best validation metric; None without any. ``tested``:
     the epoch whose weights the model holds in the end; None before the first evaluation.
+    ``approximate``: what made training approximate, in words, in any epoch, before a resume, too.
     """
 
     metric: str
@@ -61,6 +75,7 @@ class FitResult:
     tested: Epoch | None = None
     stopped_early: bool = False
     interrupted: bool = False
+    approximate: list[str] = field(default_factory=list)
 
     @property
     def epoch_seconds(self) -> float:
@@ -90,6 +105,10 @@ class FitResult:
             "bytes_sent": last.bytes_sent if last else [],
             "drift": next((e.to_json()["drift"] for e in reversed(self.epochs) if e.drift), None),
         }
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def finite(value: float) -> float | None:

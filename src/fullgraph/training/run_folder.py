@@ -5,6 +5,7 @@
     result.json        what came out; "status" is finished, interrupted or failed
     model.safetensors  the weights that were tested, by the model's own parameter names
     curves.png         loss and metrics against epochs
+    checkpoints        folders from which training can go on (see `training.snapshot`)
 
 Every file but metrics.jsonl is written beside its place and renamed into it.
 """
@@ -19,13 +20,17 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
-WEIGHTS, CURVES = "model.safetensors", "curves.png"
+WEIGHTS, CURVES, CHECKPOINTS = "model.safetensors", "curves.png", "checkpoints"
 FILES = (CONFIG, METRICS, RESULT, WEIGHTS, CURVES)
 FORMAT, VERSION = "fullgraph-run", 1
 
 
 class RunFolderError(ValueError):
     """A run folder cannot be used or written; says which, why, and what to do."""
+
+
+def _line(values: dict[str, Any]) -> str:
+    return json.dumps(values, allow_nan=False) + "\n"
 
 
 @contextmanager
@@ -54,24 +59,37 @@ class RunFolder:
         Raises RunFolderError where the path is taken: by anything, or with `overwrite`, by
         anything but a run folder.
         """
+        from fullgraph.training.snapshot import remove_all
+
         self.check_free(overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             (self.path / name).unlink(missing_ok=True)
+        remove_all(self.checkpoints)
         self._write_json(CONFIG, {"format": FORMAT, "version": VERSION, **config})
 
-    def add_to_config(self, more: dict[str, Any]) -> None:
-        """Add keys to the configuration that `create` wrote."""
-        self._write_json(CONFIG, {**self.config(), **more})
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    def begin(self, config: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+        """Training begins, or goes on: with this configuration, after these lines of metrics."""
+        (self.path / RESULT).unlink(missing_ok=True)
+        self._write_json(CONFIG, {"format": FORMAT, "version": VERSION, **config})
+        with replacing(self.path / METRICS) as file:
+            file.write_text("".join(map(_line, lines)), encoding="utf-8")
 
     def check_free(self, overwrite: bool = False) -> None:
         """The check of `create`, alone."""
+        from fullgraph.training.snapshot import is_ours
+
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return
         if not overwrite:
             raise RunFolderError(f"{self.path} exists; choose another --out, or add --overwrite")
         inside = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {""}
-        strange = sorted(inside - set(FILES))
+        ours = {CHECKPOINTS} if is_ours(self.checkpoints) else set()
+        strange = sorted(inside - set(FILES) - ours)
         if CONFIG not in inside or strange:
             raise RunFolderError(
                 f"{self.path} is not only a run folder"
@@ -84,7 +102,7 @@ class RunFolder:
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append to metrics.jsonl: the whole line in one write, so that none is ever cut off."""
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.write(_line(line))
 
     def write_weights(self, weights: dict[str, Any]) -> None:
         """weights: tensors by parameter name."""

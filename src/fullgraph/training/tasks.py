@@ -25,33 +25,52 @@ from fullgraph.training.run_folder import CURVES, RunFolder, replacing
 
 
 def train(
-    group: Group, config: dict[str, Any], out: str, graph: str | None = None, quiet: bool = False
-) -> None:
+    group: Group, config: dict[str, Any], out: str, graph: str | None = None, quiet: bool = False,
+    resume: bool = False,
+) -> None:  # fmt: skip
     """Train as `config` (of a `RunConfig`) says; rank 0 fills the run folder `out`.
 
     graph: a partitioned folder; without one, `config` names a source, which rank 0 partitions.
+    resume: go on from the last checkpoint in `out`, if there is one.
     """
     options = RunConfig.from_json(config)
     data = open_graph(group, options, graph)
     check_graph(data.meta, options.training)
     folder = RunFolder(out) if group.rank == 0 else None
-    if folder is not None:
-        folder.add_to_config({"data": sizes(data)})
     torch.manual_seed(options.training.seed)
     model = build_model(options.model, data.num_features, data.num_classes)
     with TrainingProgress(
         options.training.epochs, options.training.metric, quiet or group.rank != 0
     ) as progress:
 
+        def on_start(result: FitResult) -> None:
+            check_exact(options, result)
+            if folder is not None:
+                folder.begin({**config, "data": sizes(data)}, [e.to_json() for e in result.epochs])
+                if result.epochs and not quiet:
+                    print(f"going on after epoch {len(result.epochs)}", flush=True)
+
         def on_epoch(epoch: Epoch) -> None:
             if folder is not None:
                 folder.add_metrics(epoch.to_json())
                 progress.show(epoch)
 
-        result = fit(model, data, options.training, on_epoch=on_epoch)
+        result = fit(
+            model, data, options.training, on_epoch=on_epoch, on_start=on_start,
+            checkpoints=RunFolder(out).checkpoints, resume=resume,
+        )  # fmt: skip
     traffic = None if result.interrupted else _traffic(data)
     if folder is not None:
         finish(folder, model, options, result, data, traffic)
+
+
+def check_exact(config: RunConfig, result: FitResult) -> None:
+    """Raises ValueError where exact training was asked for, and epochs before a resume were not."""
+    if config.exact and result.approximate:
+        raise ValueError(
+            f"--exact was given, and the epochs to resume from were trained with "
+            f"{', '.join(result.approximate)}; start a run of its own"
+        )
 
 
 def finish(
@@ -59,6 +78,7 @@ def finish(
     graph: DistributedGraph, traffic: list[Any] | None,
 ) -> None:  # fmt: skip
     """Write what remains of a run folder: weights, picture, and last of all the result."""
+    approximate = ", ".join(result.approximate)
     if result.tested is not None:
         folder.write_weights(model.state_dict())
     summary = {
@@ -69,8 +89,8 @@ def finish(
         "placement": str(graph.placement),
         "schedule": str(graph.schedule),
         "wire": graph.wire,
-        "exact": graph.exact,
-        "approximate": config.approximate or None,
+        "exact": not approximate,
+        "approximate": approximate or None,
         "model": config.model.name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "seed": config.training.seed,
@@ -78,8 +98,8 @@ def finish(
         "traffic": traffic,
     }
     title = f"{config.model.name} on {graph.meta.name}, {graph.group.size} worker(s)"
-    if config.approximate:
-        title += f", approximate: {config.approximate}"
+    if approximate:
+        title += f", approximate: {approximate}"
     tested = summary["tested_epoch"]
     draw_curves(folder.path / CURVES, folder.metrics(), result.metric, title, tested)
     folder.write_result(summary)
