@@ -11,7 +11,7 @@ from fullgraph.training import memory
 
 MB = 1 << 20
 # In a process of its own, which had no higher peak before: that is what all systems can tell.
-TAKE_64_MB = """
+TAKE_256_MB = """
 import sys
 from pathlib import Path
 import numpy as np
@@ -21,7 +21,7 @@ if "sandbox" in sys.argv:
     memory._status = lambda key: 0
 peak = memory.PeakMemory()
 before = peak.bytes()
-array = np.ones(64 << 20, dtype=np.uint8)
+array = np.ones(256 << 20, dtype=np.uint8)
 del array
 print(peak.bytes() - before)
 """
@@ -31,10 +31,11 @@ print(peak.bytes() - before)
 def test_the_peak_stays_when_memory_is_given_back(where: str) -> None:
     """Also where the system tells the highest of the whole life only."""
     run = subprocess.run(
-        [sys.executable, "-c", TAKE_64_MB, where], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", TAKE_256_MB, where], capture_output=True, text=True, timeout=120
     )
     assert run.returncode == 0, run.stderr
-    assert 48 * MB < int(run.stdout) < 96 * MB
+    # Where only the highest is known, what importing took for a moment is not seen again.
+    assert 128 * MB < int(run.stdout) < 288 * MB
 
 
 def test_an_earlier_peak_does_not_count() -> None:
