@@ -83,6 +83,25 @@ def test_an_approximate_schedule_is_never_recommended() -> None:
     fast, exact = Candidate("destination", "x", exact=False), Candidate("destination", "y")
     plan = Plan("g", FIGURES, MODEL, 1, MACHINE, (fast, exact))
     assert plan.best is exact
+    assert replace(plan, candidates=(fast,)).best is fast  # unless only such were asked for
+
+
+def test_a_wire_of_bf16_halves_the_bytes_and_is_approximate() -> None:
+    wide, narrow = (_plan(2, wire=wire, among=["destination"]) for wire in ("float32", "bf16"))
+    for one, other in zip(wide.candidates, narrow.candidates):
+        assert (one.sent, one.exact, other.exact) == (2 * other.sent, True, False)
+    assert narrow.command(narrow.candidates[0]).endswith("--wire bf16")
+    with pytest.raises(ValueError, match="wire must be 'float32'"):
+        _plan(2, wire="bf17")
+
+
+def test_approximate_schedules_move_less_and_say_so() -> None:
+    plan = _plan(4, among=["destination"], schedules=["oneshot", "delayed:5", "local"])
+    found = {c.schedule: c for c in plan.candidates}
+    assert [found[s].exact for s in ("oneshot", "delayed:5", "local")] == [True, False, False]
+    assert found["delayed:5"].sent == pytest.approx(found["oneshot"].sent / 5, rel=0.01)
+    assert found["local"].sent == 0
+    assert plan.best is found["oneshot"]
 
 
 def test_what_cannot_run_is_refused_with_the_reason() -> None:
@@ -115,7 +134,15 @@ def test_the_command_is_the_one_that_runs_it() -> None:
 
 def test_a_plan_is_json() -> None:
     content = json.loads(json.dumps(_plan(2, replace(MACHINE, memory=16e9)).to_json()))
-    assert set(content) == {"graph", "model", "workers", "machine", "candidates", "recommended"}
+    assert set(content) == {
+        "graph",
+        "model",
+        "workers",
+        "wire",
+        "machine",
+        "candidates",
+        "recommended",
+    }
     assert content["graph"]["nodes"] == 20000
     assert content["machine"]["memory_bytes"] == 16e9
     assert set(content["candidates"][0]) == {

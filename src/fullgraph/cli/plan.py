@@ -43,18 +43,23 @@ def plan(
         help="Only this: destination, vertex-cut or grid:RxCxK; may be repeated.")] = None,
     schedule: Annotated[list[str] | None, typer.Option(
         help="Only this, as for train; may be repeated.")] = None,
+    approximate: Annotated[bool, typer.Option(
+        "--approximate", help="Predict delayed:5 and local as well.")] = False,
+    wire: Annotated[str, typer.Option(
+        help="What rows travel in: float32, their own dtype, or bf16, which is approximate.")
+    ] = "float32",
     everything: Annotated[bool, typer.Option("--all", help="Print every line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON alone.")] = False,
 ) -> None:  # fmt: skip
     """Predict memory, bytes and seconds of every placement and schedule; recommend one."""
     with errors_in_a_line():
-        from fullgraph.planner.choose import SCHEDULES, choose
+        from fullgraph.planner.choose import APPROXIMATE, SCHEDULES, choose
         from fullgraph.planner.source import open_source
         from fullgraph.training.models import ModelOptions
 
         options = ModelOptions(model, layers, hidden, dropout, norm=norm, heads=heads)
         options.validate()
-        among = _check(workers, placement, schedule)
+        among = _check(workers, placement, schedule, wire)
         given = _given(memory, bandwidth, latency, flops, gather)
         stage = Stages(quiet=as_json)
         source = open_source(graph, workers, stage)
@@ -63,7 +68,8 @@ def plan(
         with stage("predicting"):
             found = choose(
                 graph, source.figures, source.shares_of, options, workers, machine,
-                among=among or source.among, schedules=schedule or SCHEDULES,
+                among=among or source.among, wire=wire,
+                schedules=schedule or (*SCHEDULES, *(APPROXIMATE if approximate else ())),
             )  # fmt: skip
         if as_json:
             print(json.dumps(found.to_json()))
@@ -95,7 +101,10 @@ def _given(
     )
 
 
-def _check(workers: int, placement: list[str] | None, schedule: list[str] | None) -> list[str]:
+def _check(
+    workers: int, placement: list[str] | None, schedule: list[str] | None, wire: str
+) -> list[str]:
+    from fullgraph.comm.exchange import wire_dtype
     from fullgraph.comm.placement import Placement
     from fullgraph.comm.schedule import Schedule
 
@@ -105,4 +114,5 @@ def _check(workers: int, placement: list[str] | None, schedule: list[str] | None
         Placement.parse(text).check_ranks(workers)
     for text in schedule or []:
         Schedule.parse(text)
+    wire_dtype(wire)
     return placement or []

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fullgraph.comm.exchange import wire_dtype
 from fullgraph.comm.placement import DESTINATION, Placement, grids_of
 from fullgraph.comm.schedule import Schedule
 from fullgraph.planner.dry_run import DryRun, dry_run
@@ -19,6 +20,7 @@ from fullgraph.planner.machine import PROCESS_BYTES, Machine
 from fullgraph.training.models import ModelOptions, build_model
 
 SCHEDULES = ("sequential", "oneshot")
+APPROXIMATE = ("delayed:5", "local")
 
 SharesOf = Callable[[Placement], Shares]
 
@@ -52,7 +54,7 @@ class Candidate:
 class Plan:
     """``candidates``: fastest first, those that do not fit or cannot run last.
 
-    ``source``: the graph as it was given.
+    ``source``: the graph as it was given. ``wire``: what rows travel in.
     """
 
     source: str
@@ -61,11 +63,15 @@ class Plan:
     workers: int
     machine: Machine
     candidates: tuple[Candidate, ...]
+    wire: str = "float32"
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest exact one that fits, if there is one."""
-        return next((c for c in self.candidates if c.usable and c.exact), None)
+        """The fastest exact one that fits, if there is one; of a plan without any exact one, the
+        fastest."""
+        only_approximate = not any(c.exact for c in self.candidates)
+        usable = (c for c in self.candidates if c.usable and (c.exact or only_approximate))
+        return next(usable, None)
 
     @property
     def smallest(self) -> Candidate | None:
@@ -80,6 +86,8 @@ class Plan:
             "workers": self.workers, "placement": candidate.placement,
             "schedule": candidate.schedule,
         }  # fmt: skip
+        if self.wire != "float32":
+            options["wire"] = self.wire
         for name in ("dropout", "norm", "heads"):
             if getattr(model, name) != getattr(ModelOptions(), name):
                 options[name] = getattr(model, name)
@@ -92,6 +100,7 @@ class Plan:
         rates = machine.rates
         return {
             "graph": asdict(self.figures), "model": asdict(self.model), "workers": self.workers,
+            "wire": self.wire,
             "machine": {
                 "memory_bytes": machine.memory, "flops": rates.flops,
                 "gather_bytes_per_second": rates.gather,
@@ -123,7 +132,7 @@ def placements(num_ranks: int, cut: bool = False) -> Iterator[Placement]:
 def choose(
     source: str, figures: GraphFigures, shares_of: SharesOf, model: ModelOptions, workers: int,
     machine: Machine, *, among: Sequence[str | Placement] | None = None,
-    schedules: Sequence[str] = SCHEDULES,
+    schedules: Sequence[str] = SCHEDULES, wire: str = "float32",
     on_candidate: Callable[[Candidate], None] = lambda candidate: None,
 ) -> Plan:  # fmt: skip
     """Predict every placement of `among` under every schedule.
@@ -133,27 +142,29 @@ def choose(
         shares_of: the shares of the ranks under a placement, as `count_shares` and `expect_shares`
             give them; a ValueError becomes the reason why that placement is refused.
         among: all placements of so many workers but vertex cuts, unless given.
+        wire: what rows travel in; all but "float32" is approximate.
         on_candidate: told of each as it is found.
 
     Raises:
         ValueError: an option of the model is wrong, or no worker.
     """
     model.validate()
+    wire_dtype(wire)
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     found = []
     for placement in map(Placement.parse, placements(workers) if among is None else among):
         placement.check_ranks(workers)
-        for candidate in _under(placement, figures, shares_of, model, machine, schedules):
+        for candidate in _under(placement, figures, shares_of, model, machine, schedules, wire):
             found.append(candidate)
             on_candidate(candidate)
     found.sort(key=lambda c: (not c.usable, bool(c.refused), c.seconds))
-    return Plan(source, figures, model, workers, machine, tuple(found))
+    return Plan(source, figures, model, workers, machine, tuple(found), wire)
 
 
 def _under(
     placement: Placement, figures: GraphFigures, shares_of: SharesOf, model: ModelOptions,
-    machine: Machine, schedules: Sequence[str],
+    machine: Machine, schedules: Sequence[str], wire: str,
 ) -> Iterator[Candidate]:  # fmt: skip
     try:
         shares = shares_of(placement)
@@ -161,18 +172,19 @@ def _under(
         yield Candidate(str(placement), "any", refused=str(error), fits=False)
         return
     for schedule in schedules:
-        exact = Schedule.parse(schedule).exact
+        exact = Schedule.parse(schedule).exact and wire == "float32"
         base = Candidate(str(placement), schedule, exact, imbalance=shares.edge_imbalance)
         try:
-            yield _predict(base, figures, shares, model, machine)
+            yield _predict(base, figures, shares, model, machine, wire)
         except (ValueError, NotImplementedError) as error:
             yield replace(base, refused=str(error), fits=False)
 
 
 def _predict(
-    base: Candidate, figures: GraphFigures, shares: Shares, model: ModelOptions, machine: Machine
-) -> Candidate:
-    runs = predict_ranks(figures, shares, model, base.schedule, machine, shares.heaviest())
+    base: Candidate, figures: GraphFigures, shares: Shares, model: ModelOptions, machine: Machine,
+    wire: str,
+) -> Candidate:  # fmt: skip
+    runs = predict_ranks(figures, shares, model, base.schedule, machine, shares.heaviest(), wire)
     memory = PROCESS_BYTES + max(run.peak for run in runs)
     slowest = max(runs, key=lambda run: run.seconds)
     return replace(
@@ -183,7 +195,7 @@ def _predict(
 
 def predict_ranks(
     figures: GraphFigures, shares: Shares, model: ModelOptions, schedule: str, machine: Machine,
-    ranks: Sequence[int],
+    ranks: Sequence[int], wire: str = "float32",
 ) -> list[DryRun]:  # fmt: skip
     """What these ranks do."""
 
@@ -192,5 +204,6 @@ def predict_ranks(
 
     rates = machine.rates.shared_by(machine.turns)
     return [
-        dry_run(figures, shares, rank, build, schedule, rates, machine.network) for rank in ranks
+        dry_run(figures, shares, rank, build, schedule, rates, machine.network, wire)
+        for rank in ranks
     ]

@@ -31,7 +31,7 @@ LOOP_BYTES_AN_EDGE = 52  # that giving the own block its self-loops holds for a 
 
 
 def dry_graph(
-    figures: GraphFigures, shares: Shares, group: DryGroup, schedule: Schedule,
+    figures: GraphFigures, shares: Shares, group: DryGroup, schedule: Schedule, wire: str,
     max_block_bytes: int, ledger: Ledger,
 ) -> DistributedGraph:  # fmt: skip
     rank, owned = group.rank, shares.owned[group.rank]
@@ -61,7 +61,7 @@ def dry_graph(
         masks={name: torch.empty(owned, dtype=torch.bool) for name in ("train", "val", "test")},
         _partitioned=None,  # type: ignore[arg-type]
         placement=shares.placement, targets=targets, ledger=ledger, shares=shares,
-        stale=_DryStale(),
+        stale=_DryStale(), wire=wire,
     )  # fmt: skip
 
 

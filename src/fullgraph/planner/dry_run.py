@@ -46,7 +46,7 @@ class DryRun:
 
 def dry_run(
     figures: GraphFigures, shares: Shares, rank: int, build_model: Callable[[], torch.nn.Module],
-    schedule: str | Schedule, rates: Rates, network: Network,
+    schedule: str | Schedule, rates: Rates, network: Network, wire: str = "float32",
     max_block_bytes: int = DEFAULT_BLOCK_BYTES,
 ) -> DryRun:  # fmt: skip
     """Two epochs of training of one rank.
@@ -61,7 +61,9 @@ def dry_run(
     max_block_bytes = max(max_block_bytes, 4 * figures.features * rows // MAX_MESSAGES)
     with torch.device("meta"), ledger:
         group = DryGroup(rank, shares.size, network, ledger)
-        graph = dry_graph(figures, shares, group, Schedule.parse(schedule), max_block_bytes, ledger)
+        graph = dry_graph(
+            figures, shares, group, Schedule.parse(schedule), wire, max_block_bytes, ledger
+        )
         data = ledger.live + FILE_BYTES_AN_EDGE * shares.edges(rank)
         largest = max(block.edges for block in shares.blocks[rank])
         built = data + BUILD_BYTES_AN_EDGE * largest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -46,19 +48,20 @@ class GivenMachine:
 
     def machine(self, threads: int | None = None) -> Machine:
         """threads: to measure with; all cores unless given."""
-        rates = NOMINAL
-        if self.measures:
-            rates = _measured(threads)
+        with on_threads(threads):
+            rates = measure() if self.measures else NOMINAL
         network = Network(self.bandwidth, self.latency)
         return Machine(rates.with_given(self.flops, self.gather), network, self.memory)
 
 
-def _measured(threads: int | None) -> Rates:
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
+@contextmanager
+def on_threads(count: int | None) -> Iterator[None]:
+    """With so many threads of torch; None: as many as there are."""
+    if count is not None and count < 1:
+        raise ValueError(f"threads must be at least 1, got {count}")
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    torch.set_num_threads(count or before)
     try:
-        return measure()
+        yield
     finally:
         torch.set_num_threads(before)
