@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from fullgraph.kernels._memory import LARGE_BYTES
 from fullgraph.planner.rates import ATTENTION, ATTENTION_GRAD, DROPPED, DROPPED_GRAD, SUMS, Rates
 
 OWN = "fullgraph::"
@@ -34,7 +35,9 @@ PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 
 
 class Ledger(TorchDispatchMode):
-    """``live`` and ``peak``: bytes; ``now``: seconds; ``compute``: those of them spent on work.
+    """``live``: bytes in tensors; ``peak``: the most that the process held for them, which keeps
+    what small ones (below `LARGE_BYTES`) have ever taken, while that of large ones goes back to the
+    system. ``now``: seconds; ``compute``: those of them spent on work.
 
     Kernels are given ranges without contents; `note_edges` tells how many edges they have.
     """
@@ -43,6 +46,7 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.rates = rates
         self.live = self.peak = 0
+        self._small = self._most_small = 0
         self.now = self.compute = 0.0
         self._edges_of: dict[int, float] = {}  # for each entry, by the key of a storage
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -70,13 +74,18 @@ class Ledger(TorchDispatchMode):
         if key in self._alive:
             return
 
+        small = size if size < LARGE_BYTES else 0
+
         def free(_: Any) -> None:
             self.live -= size
+            self._small -= small
             del self._alive[key]
 
         self._alive[key] = weakref.ref(storage, free)
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self._small += small
+        self._most_small = max(self._most_small, self._small)
+        self.peak = max(self.peak, self.live - self._small + self._most_small)
 
     def _price(self, func: Any, args: Any, out: Any) -> float:
         name, rates = func._schema.name, self.rates
