@@ -46,3 +46,12 @@ def test_mistakes_are_a_line(tmp_path: Path, words: tuple[str, str], message: st
     assert err.startswith("fullgraph: error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_training_takes_the_placement_that_is_found_fastest(tmp_path: Path) -> None:
+    words = ("planted:nodes=200,edges=800,features=4,classes=3", "--workers", 2, "--epochs", 2)
+    code, out, err = run("train", *words, "--placement", "auto", "--out", "run", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    (line,) = [line for line in out.splitlines() if line.startswith("placement: ")]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert f"placement: {config['placement']}" == line

@@ -70,6 +70,13 @@ def test_a_graph_is_partitioned_as_each_placement_wants_it() -> None:
     )
 
 
+def test_a_method_of_partitioning_opens_the_placements_that_have_it() -> None:
+    source = open_source(PLANTED, 2, method="contiguous")
+    assert [p.kind for p in source.among] == ["destination", "grid", "grid"]
+    made = partition(read(PLANTED), 2, method="contiguous")
+    assert source.shares_of(DESTINATION) == count_shares(made, 2)
+
+
 def test_graphs_that_no_named_model_takes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no features, which a model to plan for needs"):
         open_source("planted:nodes=30,edges=60,features=0", 2)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fullgraph.training.config import RunConfig
     from fullgraph.training.run_folder import RunFolder
 
-MODELS = "gcn, sage, gin, graphconv, sgc, appnp or mlp"
+MODELS = "gcn, sage, gin, gat, graphconv, sgc, appnp or mlp"
 
 NOT_OF_THE_RUN = ("out", "overwrite", "as_json", "resume", "max_restarts")
 
@@ -28,6 +28,7 @@ def train(
     model: Annotated[str, typer.Option(help=f"One of {MODELS}.")] = "sage",
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = 2,
     hidden: Annotated[int, typer.Option(help="Columns between layers.")] = 64,
+    heads: Annotated[int, typer.Option(help="Of gat.")] = 4,
     dropout: Annotated[float, typer.Option(help="Before every layer but the first.")] = 0.5,
     input_dropout: Annotated[float, typer.Option(help="On the input features.")] = 0.0,
     norm: Annotated[str, typer.Option(help="Between layers: none, batch or layer.")] = "none",
@@ -56,8 +57,9 @@ def train(
         help="Partitioning: metis, random (unless given, of a grid), contiguous; of a vertex cut, "
         "libra.")] = None,
     placement: Annotated[str | None, typer.Option(
-        help="Where edges live: destination, vertex-cut or grid:RxCxK, with R·C·K workers; unless "
-        "given, as the folder was partitioned for, or destination.")] = None,
+        help="Where edges live: destination, vertex-cut or grid:RxCxK, with R·C·K workers; auto: "
+        "what `fullgraph plan` finds fastest on this machine. Unless given, as the folder was "
+        "partitioned for, or destination.")] = None,
     schedule: Annotated[str, typer.Option(
         help="sequential[:prefetch=N,remat=on|off] or oneshot; approximate: delayed:R, where "
         "remote rows travel once in R epochs and are stale in between, or local, without them.")
@@ -94,6 +96,7 @@ def train(
     options = {k: v for k, v in locals().items() if k not in NOT_OF_THE_RUN}
     with errors_in_a_line():
         config = _config(**options)
+        config = _placed(config, as_json) if placement == "auto" else config
         config.validate()
         _check_restarts(resume, max_restarts, overwrite, out)
         out = _default_out(config) if out is None else out
@@ -122,9 +125,9 @@ def _check_restarts(resume: bool, max_restarts: int, overwrite: bool, out: Path 
 
 def _config(
     graph: str, split: int, parts: int | None, method: str | None, normalize_features: bool,
-    model: str, layers: int, hidden: int, dropout: float, input_dropout: float, norm: str,
-    workers: int | None, threads: int | None, schedule: str, placement: str | None, wire: str,
-    exact: bool, timeout: float, **training: Any,
+    model: str, layers: int, hidden: int, heads: int, dropout: float, input_dropout: float,
+    norm: str, workers: int | None, threads: int | None, schedule: str, placement: str | None,
+    wire: str, exact: bool, timeout: float, **training: Any,
 ) -> RunConfig:  # fmt: skip
     from fullgraph.training.config import GraphOptions, RunConfig
     from fullgraph.training.launch import default_threads
@@ -138,7 +141,7 @@ def _config(
     )
     return RunConfig(
         graph=GraphOptions(source, split, parts, method, normalize_features),
-        model=ModelOptions(model, layers, hidden, dropout, input_dropout, norm),
+        model=ModelOptions(model, layers, hidden, dropout, input_dropout, norm, heads),
         training=FitOptions(**training),
         workers=workers,
         threads=threads if threads is not None else default_threads(max(1, workers)),
@@ -148,6 +151,25 @@ def _config(
         exact=exact,
         timeout=timeout,
     )
+
+
+def _placed(config: RunConfig, quiet: bool) -> RunConfig:
+    """With the placement that the planner chooses."""
+    import dataclasses
+
+    config = dataclasses.replace(config, placement=None)
+    config.validate()
+    if "WORLD_SIZE" in os.environ:
+        raise ValueError(
+            "--placement auto is for workers that are started here, on this machine. Under "
+            "torchrun, give the placement that `fullgraph plan` recommends"
+        )
+    from fullgraph.planner.auto import place
+
+    chosen = place(config, Stages(quiet))
+    if not quiet:
+        print(f"placement: {chosen.placement}", flush=True)
+    return dataclasses.replace(config, placement=chosen.placement)
 
 
 def _num_workers(given: int | None) -> int:

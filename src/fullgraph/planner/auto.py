@@ -30,7 +30,7 @@ def place(
         ValueError: no placement fits in memory, or none can run; says what the smallest needs.
     """
     workers, threads = config.workers, config.threads
-    source = open_source(config.graph.source, workers, stage)
+    source = open_source(config.graph.source, workers, stage, config.graph.method)
     with stage("measuring this machine"), on_threads(threads):
         measured = rates()
     turns = max(1.0, workers * threads / (os.cpu_count() or 1))

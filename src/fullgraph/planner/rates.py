@@ -171,7 +171,7 @@ def _gradient(
     x, dout, dx = torch.randn(3, offsets.numel() - 1, width)
     logit, dsource, dtarget = torch.randn(3, len(x), HEADS)
     state = torch.rand(len(x), 4 * HEADS) + 1
-    index = None if dropout is None else torch.arange(cols.numel())
+    index = None if dropout is None else torch.randperm(cols.numel())
     return lambda: kernels.gat_grad(
         offsets[:-1], offsets[1:], cols, x, logit, state, dout, dx, dsource, dtarget, slope=0.2,
         index=index, dropout=dropout,

@@ -33,8 +33,14 @@ class Source:
     among: tuple[Placement, ...]
 
 
-def open_source(text: str, workers: int, stage: Stage = no_stage) -> Source:
+def open_source(
+    text: str, workers: int, stage: Stage = no_stage, method: str | None = None
+) -> Source:
     """From what the command line is given.
+
+    Args:
+        method: of partitioning a graph; placements without it are not open. None: the default of
+            each.
 
     Raises ValueError where it is not understood, has fewer parts than workers, or has types of
     nodes.
@@ -49,7 +55,7 @@ def open_source(text: str, workers: int, stage: Stage = no_stage) -> Source:
         return of_partitioned(folder, workers)
     with stage(f"reading {text}"):
         graph = read(text)
-    return of_whole(graph, workers, stage)
+    return of_whole(graph, workers, stage, method)
 
 
 def of_partitioned(partitioned: Partitioned, workers: int) -> Source:
@@ -62,31 +68,42 @@ def of_partitioned(partitioned: Partitioned, workers: int) -> Source:
     return Source(figures_of(held), lambda placement: count_shares(held, workers, placement), among)
 
 
-def of_whole(graph: WholeGraph | TypedGraph, workers: int, stage: Stage = no_stage) -> Source:
+def of_whole(
+    graph: WholeGraph | TypedGraph, workers: int, stage: Stage = no_stage, method: str | None = None
+) -> Source:
     """Partitioned as `fullgraph train` does it for each placement."""
+    among = tuple(p for p in placements(workers, cut=True) if _has(p, method))
     made: dict[str, Partitioned] = {}
 
     def partitioned_for(placement: Placement) -> Partitioned:
         kind = placement.kind
         if kind not in made:
             with stage(f"partitioning for {kind}"):
-                made[kind] = _Held(partition_for(graph, workers, placement))
+                made[kind] = _Held(partition_for(graph, workers, placement, method))
         return made[kind]
 
-    first = partitioned_for(DESTINATION)
+    first = partitioned_for(among[0] if among else DESTINATION)
     _check(first.meta)
 
     def shares_of(placement: Placement) -> Shares:
         return count_shares(partitioned_for(placement), workers, placement)
 
-    return Source(figures_of(first), shares_of, tuple(placements(workers, cut=True)))
+    return Source(figures_of(first), shares_of, among)
 
 
 def partition_for(
-    graph: WholeGraph | TypedGraph, workers: int, placement: Placement
+    graph: WholeGraph | TypedGraph, workers: int, placement: Placement, method: str | None = None
 ) -> PartitionedInMemory:
-    """As a placement wants it."""
-    return partition(graph, workers, **partition_options(placement, None))
+    """As a placement wants it, unless told how."""
+    return partition(graph, workers, **partition_options(placement, method))
+
+
+def _has(placement: Placement, method: str | None) -> bool:
+    try:
+        partition_options(placement, method)
+    except ValueError:
+        return False
+    return True
 
 
 def _check(meta: GraphMeta) -> None:
