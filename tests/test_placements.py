@@ -20,7 +20,7 @@ from fullgraph.graph.partition import PartitionedInMemory
 from fullgraph.ops.aggregate import aggregate
 from tests import layer_cases, test_layers
 from tests.contract import SCHEDULES, Setting, check_contract, check_inputs
-from tests.graphs import cut, named_cut, named_parts, partitioned
+from tests.graphs import cut, named, named_cut, named_parts, partitioned
 from tests.layer_cases import exact_layers
 from tests.ranks import run_ranks
 from tests.test_contract import CASES
@@ -171,6 +171,50 @@ def test_masks_of_coefficients_do_not_depend_on_the_placement() -> None:
         results = run_ranks(drop_coefficients, size, placement)
         torch.testing.assert_close(results[0][0], expected, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(results[0][1], of_att, rtol=1e-10, atol=1e-12)
+
+
+# Edges chosen and added ---------------------------------------------------------------------------
+
+
+def check_chosen(group: Group) -> None:
+    data, by_two = named("multigraph"), torch.arange(344) % 2 == 0
+    source, target = data.edge_index[:, by_two]
+    for placement in PLACEMENTS[group.size]:
+        graph = DistributedGraph.build(
+            shares_of("multigraph", placement, 5), group, "sequential", 300, placement
+        )
+        graph.with_self_loops()  # which is another's than that of the chosen edges
+        some = graph[:, by_two[graph.edge_id]]
+        assert torch.equal(some.is_self_loop, (source == target)[some.edge_id // 2]), placement
+        model = fullgraph.convert(pyg.SGConv(6, 3, K=2).double())
+        with torch.no_grad():
+            out = model(data.x[graph.node_id], some)
+        expected = pyg.SGConv(6, 3, K=2).double()
+        expected.load_state_dict(model.state_dict())
+        reference = expected(data.x, data.edge_index[:, by_two])[graph.node_id]
+        torch.testing.assert_close(out, reference, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_chosen_edges_have_their_self_loops(size: int) -> None:
+    """Those of other ranks' nodes, too, which a grid with slices has."""
+    run_ranks(check_chosen, size)
+
+
+def check_empty(group: Group, placement: str) -> None:
+    """Rank 1 has no edges, which the others sum by their targets before they propagate."""
+    parts = named_cut if placement == "vertex-cut" else named_parts
+    graph = DistributedGraph.build(parts("tiny", 4, False), group, "sequential", 1000, placement)
+    assert group.rank != 1 or graph.num_local_edges == 0
+    for case in layer_cases.CASES:  # a self-loop's attributes are the mean of its node's edges'
+        if case.layer == "GATConv" and case.options.endswith("fill_value='mean'"):
+            on, expected = (f(case, "tiny") for f in (test_layers.on_graph, reference_of))
+            check_inputs(on, expected, graph, steps=1)
+
+
+@pytest.mark.parametrize("placement", ["vertex-cut", "grid:2x2x1"])
+def test_a_rank_without_edges_takes_part_in_sums_by_target(placement: str) -> None:
+    run_ranks(check_empty, 4, placement)
 
 
 # Bytes --------------------------------------------------------------------------------------------

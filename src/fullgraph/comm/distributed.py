@@ -331,12 +331,12 @@ class DistributedGraph:
         loop = torch.zeros(self.num_local_edges, dtype=torch.bool, device=self.node_id.device)
         if self.num_sources != self.num_owned:  # of another type
             return loop
-        for q in self._with_loops_of():
+        for q in self.with_loops_of():
             block = self.edges.blocks[q]
             loop[block.edges] = block.edge_rows() == block.cols + self._first_target(q)
         return loop
 
-    def _with_loops_of(self) -> list[int]:
+    def with_loops_of(self) -> list[int]:
         """The ranks whose nodes' self-loops are here."""
         return [self.group.rank] if self.targets is None else self.targets.placed.diagonal
 
@@ -577,7 +577,7 @@ class DistributedGraph:
         """The edges with one loop a row, or None where every row has exactly one already."""
         rank, blocks = self.group.rank, [block.to("cpu") for block in self.edges.blocks]
         found = {}
-        for q in self._with_loops_of():
+        for q in self.with_loops_of():
             first = self._first_target(q)
             num_rows = self.num_owned if q == rank else blocks[q].num_sources
             rows = torch.arange(num_rows, dtype=torch.int32)

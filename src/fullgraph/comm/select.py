@@ -33,6 +33,7 @@ def select_edges(graph: DistributedGraph, mask: Tensor) -> DistributedGraph:
     if graph.target_rows is not None:
         raise ValueError("choose edges before for_seeds, not of one of its layers")
     rank, n = graph.group.rank, graph.num_targets
+    with_loops = graph.with_loops_of()
     with ordinary_tensors():
         mask = mask.detach().cpu()
         blocks, needed, first_edge = [], [], 0
@@ -41,7 +42,9 @@ def select_edges(graph: DistributedGraph, mask: Tensor) -> DistributedGraph:
             target, source = block.edge_rows()[chosen], block.cols[chosen]
             places = torch.empty(0, dtype=torch.int32)
             num_sources = block.num_sources
-            if block.source_rank != rank:
+            if block.source_rank in with_loops and block.source_rank != rank:
+                places = torch.arange(num_sources, dtype=torch.int32)  # loops go by rows' places
+            elif block.source_rank != rank:
                 places, source = torch.unique(source, return_inverse=True)
                 source, num_sources = source.to(torch.int32), places.numel()
             new = make_block(
