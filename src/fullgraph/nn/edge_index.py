@@ -355,10 +355,9 @@ def _reduce(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             graph.require_edges_at_targets(
                 f"layer {index.layer!r}, which reduces values of edges with {func.__name__},"
             )
-        partial = torch.zeros_like(values.movedim(dim, 0)[:1]).expand(
-            graph.num_targets, *values.movedim(dim, 0).shape[1:]
-        )
-        partial = partial.index_add(0, edges.target, values.movedim(dim, 0))
+        rows = values.movedim(dim, 0)
+        partial = rows.new_zeros(graph.num_targets, *rows.shape[1:])
+        partial = partial.index_add(0, edges.target, rows)
         total = to_owners(graph, partial, layer=index.layer).movedim(0, dim)
         return into.add_(total) if func.__name__.endswith("_") else into + total
     place = edges.target
