@@ -21,6 +21,7 @@ Graph = DistributedGraph | DistributedHeteroGraph
 
 ROWS = 1 << 14  # hashed at a time
 EDGE_VALUES = ("edge_weight", "edge_attr", "edge_type")
+RANGE = 1 << 62  # of sums, which may overflow 64 bits on the way
 SMALL = (1 << 20) - 1  # so that float64 sums of such numbers are exact
 
 _known: weakref.WeakKeyDictionary[Graph, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -46,7 +47,7 @@ def identity(graph: Graph) -> dict[str, Any]:
         _known[graph] = {
             "nodes in all": meta.num_nodes,
             "edges in all": meta.num_edges,
-            **{name: [next(total) for _ in numbers] for name, numbers in sums.items()},
+            **{name: [next(total) % RANGE for _ in numbers] for name, numbers in sums.items()},
         }
     return _known[graph]
 
@@ -61,11 +62,14 @@ def _of_nodes(owned: Any) -> int:
     """owned: anything with node_id [n], x, y and masks."""
     names = sorted(owned.masks)
     fields = [owned.x, owned.y, *(owned.masks[name] for name in names)]
-    return sum(
-        _hash_rows(owned.node_id, values, salt)
-        for salt, values in enumerate([owned.node_id, *fields])
-        if values is not None
-    ) % (1 << 62)
+    return (
+        sum(
+            _hash_rows(owned.node_id, values, salt)
+            for salt, values in enumerate([owned.node_id, *fields])
+            if values is not None
+        )
+        % RANGE
+    )
 
 
 def _of_edges(graph: DistributedGraph) -> int:
@@ -74,20 +78,20 @@ def _of_edges(graph: DistributedGraph) -> int:
     exact.traffic = Traffic()  # not of the run
     sources = graph.node_id
     if graph.source_ownership is not None and graph.types is not None:
-        of_sources = (t for t in graph.types.values() if t.ownership is graph.source_ownership)
-        sources = next(of_sources).node_id
+        alike = (t for t in graph.types.values() if t.ownership is graph.source_ownership)
+        sources = next(alike).node_id
     with torch.no_grad():
-        summed = aggregate(exact, (_mix(sources) & SMALL).double().unsqueeze(1)).squeeze(1)
-    return int((_mix(summed.long()) * _mix(graph.node_id)).sum()) % (1 << 62)
+        of_sources = (_mix(sources) & SMALL).double().unsqueeze(1)
+        # a column for each slice, of which the first is as good as all
+        summed = aggregate(exact, of_sources.repeat(1, graph.placement.feats))[:, 0]
+    return int((_mix(summed.long()) * _mix(graph.node_id)).sum()) % RANGE
 
 
 def _of_edge_values(graph: DistributedGraph) -> int:
     if graph.feature_slice > 0:  # which has the same edges as slice 0
         return 0
     found = [getattr(graph, name) for name in EDGE_VALUES if _has(graph, name)]
-    return sum(
-        _hash_rows(graph.edge_id, values, salt) for salt, values in enumerate(found)
-    ) % (1 << 62)  # fmt: skip
+    return sum(_hash_rows(graph.edge_id, values, salt) for salt, values in enumerate(found)) % RANGE
 
 
 def _has(graph: DistributedGraph, name: str) -> bool:
@@ -105,7 +109,7 @@ def _hash_rows(ids: Tensor, values: Tensor, salt: int) -> int:
         of_row = (words * weight).sum(dim=1)
         of_id = _mix(ids[begin : begin + ROWS].cpu() + (salt << 48))
         total += int(_mix(of_row ^ of_id).sum())
-    return total % (1 << 62)
+    return total % RANGE
 
 
 def _mix(numbers: Tensor) -> Tensor:
