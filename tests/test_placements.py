@@ -18,6 +18,7 @@ from fullgraph.comm.placed_edges import planned_rows
 from fullgraph.comm.placement import Placement, grids_of, slice_offsets
 from fullgraph.graph.partition import PartitionedInMemory
 from fullgraph.ops.aggregate import aggregate
+from fullgraph.ops.targets import to_targets
 from tests import layer_cases, test_layers
 from tests.contract import SCHEDULES, Setting, check_contract, check_inputs
 from tests.graphs import cut, named, named_cut, named_parts, partitioned
@@ -215,6 +216,53 @@ def check_empty(group: Group, placement: str) -> None:
 @pytest.mark.parametrize("placement", ["vertex-cut", "grid:2x2x1"])
 def test_a_rank_without_edges_takes_part_in_sums_by_target(placement: str) -> None:
     run_ranks(check_empty, 4, placement)
+
+
+# Numbers of edges ---------------------------------------------------------------------------------
+
+
+def check_kept_numbers(group: Group) -> None:
+    """What a training pass without remote edges counts and keeps, an evaluation uses."""
+    data = named("multigraph")
+    kind = torch.arange(data.num_edges) % 3
+    graph = DistributedGraph.build(
+        shares_of("multigraph", "vertex-cut", 4), group, "local", 300, "vertex-cut"
+    )
+    x, weight, of_edge = data.x[graph.node_id], graph.edge_weight, kind[graph.edge_id]
+    for layer, values, whole in [
+        (pyg.RGCNConv(6, 3, 3).double(), of_edge, kind),
+        (pyg.GCNConv(6, 3).double(), weight, data.edge_weight),
+    ]:
+        expected = layer(data.x, data.edge_index, whole).detach()[graph.node_id]
+        model = fullgraph.convert(layer)
+        trained = model(x, graph, values)
+        assert trained.isfinite().all()
+        fullgraph.global_mean(trained.square(), group=group).backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        with torch.no_grad():
+            found = model.eval()(x, graph, values)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_numbers_that_are_kept_are_those_of_the_whole_graph() -> None:
+    run_ranks(check_kept_numbers, 3)
+
+
+def check_many(group: Group, wire: str) -> None:
+    """More edges into a node than bfloat16 can count."""
+    star = torch.stack([torch.arange(602), torch.zeros(602, dtype=torch.int64)])
+    data = Data(x=torch.rand(602, 2), edge_index=star)
+    graph = DistributedGraph.build(cut(data, 2), group, placement="vertex-cut", wire=wire)
+    kind = torch.zeros(graph.num_local_edges, dtype=torch.int64)
+    model = fullgraph.convert(pyg.RGCNConv(2, 2, 1).bfloat16())
+    norm = model._norm(graph, kind, torch.bfloat16)
+    assert torch.equal(norm, torch.tensor(602).bfloat16().reciprocal().expand_as(norm))
+    assert torch.equal(to_targets(graph, graph.node_id + 1001), graph.target_id + 1001)
+
+
+@pytest.mark.parametrize("wire", ["float32", "bf16"])
+def test_integers_are_counted_and_travel_as_they_are(wire: str) -> None:
+    run_ranks(check_many, 2, wire)
 
 
 # Bytes --------------------------------------------------------------------------------------------

@@ -148,12 +148,12 @@ class _Relational(Generic):
                 )
             norm = torch.ones(edge_type.numel(), dtype=dtype, device=edge_type.device)
             if self.aggr == "mean" and graph.targets is not None:
-                counts = torch.zeros(graph.num_targets * self.num_relations, dtype=dtype)
                 both = graph.edge_target.long() * self.num_relations + edge_type
-                counts.index_add_(0, both, norm)
-                table = counts.view(graph.num_targets, self.num_relations)
-                total = to_targets(graph, to_owners(graph, table))
-                norm = total.view(-1)[both].reciprocal()
+                size = graph.num_targets * self.num_relations
+                counts = torch.bincount(both, minlength=size).view(-1, self.num_relations)
+                with graph.stale.fresh():  # as it is kept
+                    total = to_targets(graph, to_owners(graph, counts))
+                norm = total.view(-1)[both].to(dtype).reciprocal()
             elif self.aggr == "mean":  # each node's edges are all on this rank
                 both = graph.edge_target.long() * self.num_relations + edge_type
                 _, place, counts = torch.unique(both, return_inverse=True, return_counts=True)

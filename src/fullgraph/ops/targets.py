@@ -18,6 +18,7 @@ Letters: n owned rows, T targets, F columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -162,11 +163,12 @@ def _return(
 
 def sum_to_owners(
     graph: DistributedGraph, partial: Tensor, widths: list[int] | None = None, *,
-    layer: str | Call, direction: str = "forward", sliced: bool = True, name: str = "partials",
+    layer: str | Call, direction: str = "forward", sliced: bool = True, as_is: bool = False,
+    name: str = "partials",
 ) -> list[Tensor]:  # fmt: skip
     """K pieces [n, F_k]: of every owned row the sum of the partial results [T, F] of all ranks.
 
-    widths: F_k of all pieces, by default one piece of F.
+    widths: F_k of all pieces, by default one piece of F. All else as for `fetch_targets`.
     """
     widths = [partial.shape[1]] if widths is None else widths
     if graph.targets is None:
@@ -182,8 +184,9 @@ def sum_to_owners(
         kernels.scatter_add_rows(pieces[k], rows, values)
 
     return_partials(
-        graph, partial, widths, add, layer=layer, direction=direction, sliced=sliced, name=name
-    )
+        graph, partial, widths, add, layer=layer, direction=direction, sliced=sliced, as_is=as_is,
+        name=name,
+    )  # fmt: skip
     return pieces
 
 
@@ -207,9 +210,9 @@ class _ToTargets(torch.autograd.Function):
     """y[t] = x[row(t)] for every target. Backward: dx = Σ over ranks of dy."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, graph: DistributedGraph, layer: str, as_is: bool) -> Tensor:
         ctx.graph, ctx.call = graph, graph.stale.call(graph, layer)
-        return fetch_targets(graph, rows, layer=ctx.call, sliced=False)
+        return fetch_targets(graph, rows, layer=ctx.call, sliced=False, as_is=as_is)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -217,18 +220,20 @@ class _ToTargets(torch.autograd.Function):
         (dx,) = sum_to_owners(
             ctx.graph, grad.contiguous(), layer=ctx.call, direction="backward", sliced=False
         )
-        return dx, None, None
+        return dx, None, None, None
 
 
 class _ToOwners(torch.autograd.Function):
     """y[i] = Σ over ranks, of slice 0 in a grid, of x[target i]. Backward: dx[t] = dy[row(t)]."""
 
     @staticmethod
-    def forward(ctx: Any, partial: Tensor, graph: DistributedGraph, layer: str) -> Tensor:
+    def forward(
+        ctx: Any, partial: Tensor, graph: DistributedGraph, layer: str, as_is: bool
+    ) -> Tensor:
         ctx.graph, ctx.call = graph, graph.stale.call(graph, layer)
         if graph.feature_slice > 0:
             partial = torch.zeros_like(partial)
-        (total,) = sum_to_owners(graph, partial, layer=ctx.call, sliced=False)
+        (total,) = sum_to_owners(graph, partial, layer=ctx.call, sliced=False, as_is=as_is)
         return total
 
     @staticmethod
@@ -237,7 +242,7 @@ class _ToOwners(torch.autograd.Function):
         dx = fetch_targets(
             ctx.graph, grad.contiguous(), layer=ctx.call, direction="backward", sliced=False
         )
-        return (dx.zero_() if ctx.graph.feature_slice > 0 else dx), None, None
+        return (dx.zero_() if ctx.graph.feature_slice > 0 else dx), None, None, None
 
 
 def to_targets(graph: DistributedGraph, rows: Tensor, *, layer: str = "-") -> Tensor:
@@ -245,19 +250,22 @@ def to_targets(graph: DistributedGraph, rows: Tensor, *, layer: str = "-") -> Te
     targets are other than the owned rows. Integers travel as float64, exact to 2**53."""
     if graph.targets is None:
         return rows
-    return _by_columns(rows, lambda flat: _ToTargets.apply(flat, graph, layer))
+    return _by_columns(rows, lambda flat, as_is: _ToTargets.apply(flat, graph, layer, as_is))
 
 
 def to_owners(graph: DistributedGraph, partial: Tensor, *, layer: str = "-") -> Tensor:
     """[n, ...]: for every owned row the sum of all ranks' [T, ...]. Differentiable; an exchange,
-    where targets are other than the owned rows. Integers are summed as float64."""
+    where targets are other than the owned rows. Integers are summed as float64. Sums without a
+    gradient, degrees and the like, are those of the whole graph whatever the schedule."""
     if graph.targets is None:
         return partial
-    return _by_columns(partial, lambda flat: _ToOwners.apply(flat, graph, layer))
+    with nullcontext() if partial.requires_grad else graph.stale.fresh():
+        return _by_columns(partial, lambda flat, as_is: _ToOwners.apply(flat, graph, layer, as_is))
 
 
-def _by_columns(values: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+def _by_columns(values: Tensor, apply: Callable[[Tensor, bool], Tensor]) -> Tensor:
+    """Of rows [*, ...] as rows [*, F]; integers as float64, which travel as they are."""
     flat = values.reshape(values.shape[0], values.shape[1:].numel()).contiguous()
-    kept = flat if flat.is_floating_point() else flat.double()
-    out = apply(kept).to(values.dtype)
-    return out.view(-1, *values.shape[1:])
+    is_whole = not flat.is_floating_point()
+    out = apply(flat.double() if is_whole else flat, is_whole).to(values.dtype)
+    return out.view(out.shape[0], *values.shape[1:])
