@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullgraph.ops.edge_list import EdgeList
+from fullgraph.ops.edge_list import EdgeList, Piece
 from fullgraph.ops.edge_move import turned
+from fullgraph.ops.messages import Inputs, Pass, Spec, message_pass
+from fullgraph.ops.reductions import Reducible
 from fullgraph.ops.sources import gather_from_sources, sum_to_sources
 from fullgraph.ops.targets import to_owners, to_targets
 
@@ -336,6 +338,34 @@ def _set_rows(table: Tensor, index: NodeIndex, values: Any) -> None:
     table[rows[stays]] = values[stays]
 
 
+def _reduce_elsewhere(
+    func: Callable[..., Any], into: Tensor, dim: int, edges: EdgeList, values: Tensor,
+    given: dict[str, Any], layer: str,
+) -> Tensor:  # fmt: skip
+    """`scatter_reduce` of values whose edges live elsewhere than their targets: as messages are
+    reduced. Rows without edges stay as they are in `into`, whose other rows take no part."""
+    reduce = given.get("reduce")
+    kinds = {"sum": "sum", "mean": "sum", "prod": "prod", "amax": "amax", "amin": "amin"}
+    if reduce not in kinds or given.get("include_self", True):
+        edges.graph.require_edges_at_targets(
+            f"layer {layer!r}, which reduces values of edges with {func.__name__}, "
+            f"reduce={reduce!r}, include_self={given.get('include_self', True)},"
+        )
+    values = values.movedim(dim, 0)
+    spec = Spec(kinds[str(reduce)], values.shape[1:], values.dtype, values.requires_grad)
+
+    def program(inputs: Inputs, piece: Piece) -> list[Reducible]:
+        return [Reducible(spec.kind, inputs.edges[0])]
+
+    (found,) = message_pass(Pass(edges, program, [spec], [], layer), Inputs(edges=[values]))
+    ones = torch.bincount(edges.target, minlength=edges.graph.num_targets)
+    count = to_owners(edges.graph, ones, layer=layer).view(-1, *[1] * (values.dim() - 1))
+    if reduce == "mean":
+        found = found / count.clamp(min=1)
+    out = torch.where(count > 0, found, into.movedim(dim, 0)).movedim(0, dim)
+    return into.copy_(out) if func.__name__.endswith("_") else out
+
+
 def _reduce(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     source = "source" if "index_" in func.__name__ else "src"
     given = {**dict(zip(("input", "dim", "index", source, "reduce"), args)), **kwargs}
@@ -352,9 +382,7 @@ def _reduce(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     graph = edges.graph
     if graph.targets is not None:
         if func not in _SUMS:
-            graph.require_edges_at_targets(
-                f"layer {index.layer!r}, which reduces values of edges with {func.__name__},"
-            )
+            return _reduce_elsewhere(func, into, dim, edges, values, given, index.layer)
         rows = values.movedim(dim, 0)
         partial = rows.new_zeros(graph.num_targets, *rows.shape[1:])
         partial = partial.index_add(0, edges.target, rows)
