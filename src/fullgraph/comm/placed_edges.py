@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -71,6 +71,7 @@ class PlacedEdges:
         return [self.placement.rank_of(row, col, feat) for feat in range(self.placement.feats)]
 
     def build(self) -> Placed:
+        """Raises ValueError for a vertex cut with a self-loop elsewhere than with its node."""
         targets = self._targets()
         blocks: list[Block] = []
         needed_sources: list[Tensor] = []
@@ -78,6 +79,8 @@ class PlacedEdges:
         for q in range(self.num_ranks):
             dst, src, _ = self._ordered(q, targets)
             num_sources, rows = self.ownership.num_owned[q], torch.empty(0, dtype=torch.int32)
+            if q not in self.diagonal:
+                self._check_no_loops(q)
             if q != self.rank:
                 position = torch.zeros(num_sources, dtype=torch.int32)
                 position[src.long()] = 1
@@ -126,8 +129,9 @@ class PlacedEdges:
         return bisect_right(self.ownership.first_part, part) - 1
 
     def _part(self, k: int) -> Part:
-        if k not in self._opened:
-            self._opened[k] = self.partitioned.part(k)
+        if k not in self._opened:  # without what nodes have, which is not looked at here
+            part = self.partitioned.part(k)
+            self._opened[k] = replace(part, x=None, y=None, masks={})
         return self._opened[k]
 
     def _slices(self, q: int) -> Iterator[_Slice]:
@@ -145,7 +149,7 @@ class PlacedEdges:
                 edges = slice(*part.source_offsets[source : source + 2].tolist())
                 of_part = part.index if part.dst_part is None else part.dst_part[edges].long()
                 yield _Slice(
-                    part, edges, self._part_base[of_part] + part.dst[edges],
+                    part, edges, self._part_base[of_part] + part.dst[edges].long(),
                     part.src[edges].long() + self.ownership.row_base[source],
                 )  # fmt: skip
 
@@ -159,6 +163,15 @@ class PlacedEdges:
         by_src = group_by(src, self.ownership.num_owned[q])[1]
         order = by_src[group_by(dst[by_src], targets.num_rows)[1]]
         return dst[order], src[order], order
+
+    def _check_no_loops(self, q: int) -> None:
+        for of_part in self._slices(q):
+            if bool((of_part.targets == of_part.src + self._rank_base[q]).any()):
+                raise ValueError(
+                    f"part {of_part.part.index} of graph {self.partitioned.meta.name!r} has a "
+                    f"self-loop of a node that rank {q} owns; in a vertex cut self-loops are in "
+                    "the part of their node"
+                )
 
     # Targets -----------------------------------------------------------------------------------
 

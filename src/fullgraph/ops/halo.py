@@ -245,6 +245,11 @@ def new_halo(graph: DistributedGraph, x: Pieces) -> Tensor:
 def exchange(
     graph: DistributedGraph, layer: str, direction: str, as_is: bool = False, **moves: Any
 ) -> Exchange:
+    """An `Exchange` among the ranks of a graph, on its account and its wire.
+
+    layer, direction: for the account. as_is: rows travel in their own dtype, whatever the wire.
+    moves: the rest of what an `Exchange` takes.
+    """
     wire = None if as_is else wire_dtype(graph.wire)
     return Exchange(graph.group, graph.traffic, layer, direction, wire=wire, **moves)
 

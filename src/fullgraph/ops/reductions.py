@@ -4,7 +4,8 @@ over a row's in-edges, sums over all edges, or a value that stays with its edge.
 Each reduction folds pieces into its result and, given the result's gradient, says what a message's
 gradient is. None keeps a message.
 
-Letters: n owned rows, E edges of the list, e edges and d rows of a piece.
+Letters: n owned rows, T targets (n, unless edges live elsewhere than their targets), E edges of the
+list, e edges and d rows of a piece.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fullgraph.ops.targets import fetch_targets, return_partials, sum_to_owners
 class Targets(Protocol):
     """What a reduction sees of a piece of edges.
 
-    ``rows``: int64 [d], distinct owned rows; ``offsets``: int64 [d + 1], where the edges of each
+    ``rows``: int64 [d], distinct targets; ``offsets``: int64 [d + 1], where the edges of each
     row start in the piece; ``position``: int64 [e], of each edge in its list.
     """
 
@@ -278,7 +279,7 @@ KINDS: dict[str, type[Reduction]] = {
 
 
 def _rows_of(piece: Targets, index: Tensor | None) -> Tensor:
-    """int64 [e]: the owned row of each message."""
+    """int64 [e]: the target of each message."""
     if index is None:
         return torch.repeat_interleave(piece.rows, piece.offsets.diff())
     return piece.rows[index]
