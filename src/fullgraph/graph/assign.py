@@ -1,4 +1,4 @@
-"""Which node goes to which part: METIS, random, or runs of consecutive ids.
+"""Which node goes to which part: METIS, LDG, Mt-KaHyPar, random, or runs of consecutive ids.
 
 Letters: N nodes, E edges, P parts.
 """
@@ -10,13 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fullgraph import kernels
 from fullgraph.graph.edges import symmetric_adjacency
+from fullgraph.graph.kahypar import kahypar
 from fullgraph.graph.metis import metis
 from fullgraph.graph.parts import labelled
 from fullgraph.graph.typed import TypedGraph
 from fullgraph.graph.whole import WholeGraph
 
-METHODS = ("metis", "random", "contiguous")
+METHODS = ("metis", "ldg", "kahypar", "random", "contiguous")
+OF_EDGES = ("metis", "ldg", "kahypar")  # these look at the edges
 FEW = 4  # labelled nodes a part below which they are not balanced
 
 
@@ -28,15 +31,17 @@ def assign_parts(
     Args:
         num_parts: P, at least 1. Parts can be empty: certainly some are when P > N.
         method: "metis" (few edges between parts; nodes, in-edges and labelled nodes balanced),
-            "random" (equal numbers of nodes) or "contiguous" (equal runs of ids).
-        seed: of "metis" and "random". The same arguments give the same parts.
+            "ldg" (the same for graphs that METIS has no memory for, see `kernels.ldg`), "kahypar"
+            (few rows to send; the mean of a part's shares of nodes and in-edges balanced; needs
+            mtkahypar), "random" (equal numbers of nodes) or "contiguous" (equal runs of ids).
+        seed: of "metis", "ldg" and "random". The same arguments give the same parts.
 
     METIS works on an undirected copy without duplicates and loops; the graph keeps its edges. Of a
-    graph with several types of nodes, N counts all of them and METIS sees all relations alike; the
-    other methods deal out each type by itself.
+    graph with several types of nodes, N counts all of them and the first three methods see all
+    relations alike; the others deal out each type by itself.
 
     Raises:
-        ValueError: num_parts below 1, or an unknown method.
+        ValueError: num_parts below 1, an unknown method, or one that is not installed.
     """
     check_num_parts(num_parts)
     if method not in METHODS:
@@ -46,7 +51,7 @@ def assign_parts(
     if num_parts == 1:
         part = np.zeros(num_nodes, dtype=np.int32)
     elif isinstance(graph, TypedGraph):
-        if method == "metis" or num_nodes <= num_parts:
+        if method in OF_EDGES or num_nodes <= num_parts:
             return assign_parts(typed_union(graph), num_parts, method, seed)
         sizes = np.array([nodes.num_nodes for nodes in graph.nodes])
         part = _by_type(sizes, num_parts, method, seed)
@@ -54,6 +59,11 @@ def assign_parts(
         part = np.arange(num_nodes, dtype=np.int64) * min(num_parts, num_nodes) // num_nodes
     elif method == "random":
         part = np.random.default_rng(seed).permutation(num_nodes) % num_parts
+    elif method == "ldg":
+        return _ldg(graph, num_parts, seed)
+    elif method == "kahypar":
+        src, dst = graph.edge_index.numpy()
+        part = kahypar(src, dst, num_nodes, num_parts)
     else:
         part = _metis(graph, num_parts, seed)
     return torch.from_numpy(part.astype(np.int32))
@@ -95,6 +105,15 @@ def _metis(graph: WholeGraph, num_parts: int, seed: int) -> NDArray[np.integer]:
         if np.bincount(part, minlength=num_parts).all():
             break
     return part
+
+
+def _ldg(graph: WholeGraph, num_parts: int, seed: int) -> Tensor:
+    src, dst = graph.edge_index
+    weights = torch.ones(graph.num_nodes, 3, dtype=torch.int64)
+    weights[:, 1] = torch.bincount(dst, minlength=graph.num_nodes)
+    weights[:, 2] = labelled(graph)
+    adjacency = kernels.neighbours(src, dst, graph.num_nodes)
+    return kernels.ldg(*adjacency, weights, num_parts, seed)
 
 
 def _deal(first: NDArray[np.bool_], num_parts: int) -> NDArray[np.integer]:

@@ -36,6 +36,7 @@ from fullgraph.kernels._edges import (
 )
 from fullgraph.kernels._groups import group_by
 from fullgraph.kernels._memory import in_huge_pages
+from fullgraph.kernels._neighbours import ldg, neighbours
 from fullgraph.kernels._ops import available_isas, isa, max_threads
 from fullgraph.kernels._rows import dropout, gather_rows, scatter_add_rows
 
@@ -60,8 +61,10 @@ __all__ = [
     "head_dots",
     "in_huge_pages",
     "isa",
+    "ldg",
     "libra",
     "max_threads",
+    "neighbours",
     "scatter_add_rows",
     "sddmm",
     "spmm",

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "group_by.h"
+#include "ldg.h"
 #include "libra.h"
 #include "table.h"
 
@@ -436,6 +437,48 @@ void bind_choose_owners(nb::module_& m) {
         "holders"_a.noconvert(), "labelled"_a.noconvert(), "num_parts"_a, "owner"_a.noconvert());
 }
 
+template <typename Id>
+void bind_neighbours(nb::module_& m) {
+    m.def(
+        "is_symmetric",
+        [](Vector<const Id> src, Vector<const Id> dst) {
+            nb::gil_scoped_release release;
+            return is_symmetric(src.data(), dst.data(), int64_t(src.size()));
+        },
+        "src"_a.noconvert(), "dst"_a.noconvert());
+    m.def(
+        "count_neighbours",
+        [](Vector<const Id> src, Vector<const Id> dst, bool both, Vector<int64_t> offsets) {
+            nb::gil_scoped_release release;
+            return count_neighbours(src.data(), dst.data(), int64_t(src.size()),
+                                    int64_t(offsets.size()) - 1, both, offsets.data());
+        },
+        "src"_a.noconvert(), "dst"_a.noconvert(), "both"_a, "offsets"_a.noconvert());
+    m.def(
+        "fill_neighbours",
+        [](Vector<const Id> src, Vector<const Id> dst, bool both, Ids offsets,
+           Vector<int32_t> neighbours) {
+            nb::gil_scoped_release release;
+            fill_neighbours(src.data(), dst.data(), int64_t(src.size()),
+                            int64_t(offsets.size()) - 1, both, offsets.data(), neighbours.data());
+        },
+        "src"_a.noconvert(), "dst"_a.noconvert(), "both"_a, "offsets"_a.noconvert(),
+        "neighbours"_a.noconvert());
+}
+
+void bind_ldg(nb::module_& m) {
+    m.def(
+        "ldg",
+        [](Ids offsets, Cols neighbours, Matrix<const int64_t> weights, int64_t num_parts,
+           uint64_t seed, Vector<int32_t> part) {
+            nb::gil_scoped_release release;
+            ldg({int64_t(part.size()), offsets.data(), neighbours.data(), weights.data()},
+                num_parts, seed, part.data());
+        },
+        "offsets"_a.noconvert(), "neighbours"_a.noconvert(), "weights"_a.noconvert(),
+        "num_parts"_a, "seed"_a, "part"_a.noconvert());
+}
+
 void bind_gather_rows(nb::module_& m) {
     m.def(
         "gather_rows",
@@ -490,6 +533,9 @@ NB_MODULE(_native, m) {
     bind_libra<int32_t>(m);
     bind_libra<int64_t>(m);
     bind_choose_owners(m);
+    bind_neighbours<int32_t>(m);
+    bind_neighbours<int64_t>(m);
+    bind_ldg(m);
     m.def("philox_draws", &philox_draws, "id"_a, "block"_a, "seed"_a, "step"_a, "layer"_a);
     m.def("available_isas", &available_isas);
     m.def("use_isa", &use_isa, "name"_a);
