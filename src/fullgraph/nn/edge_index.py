@@ -344,6 +344,11 @@ def _reduce_elsewhere(
 ) -> Tensor:  # fmt: skip
     """`scatter_reduce` of values whose edges live elsewhere than their targets: as messages are
     reduced. Rows without edges stay as they are in `into`, whose other rows take no part."""
+    if edges.graph.placement.feats > 1:
+        raise ValueError(
+            f"layer {layer!r} reduces values of edges with {func.__name__}, which is not supported "
+            f"under the placement {edges.graph.placement}; use a grid with K = 1"
+        )
     reduce = given.get("reduce")
     kinds = {"sum": "sum", "mean": "sum", "prod": "prod", "amax": "amax", "amin": "amin"}
     if reduce not in kinds or given.get("include_self", True):
