@@ -24,7 +24,7 @@ from fullgraph.planner.wire import DryGroup, Network
 from fullgraph.training.models import run_model
 
 BUILD_BYTES_AN_EDGE = 32  # that building a block holds for a moment
-MAX_MESSAGES = 128  # of an exchange; more would take long, and change next to nothing
+MAX_MESSAGES = 32  # of an exchange; more would take long, and change next to nothing
 FILE_BYTES_AN_EDGE = 8  # sources and targets, read from a part that stays mapped
 
 
