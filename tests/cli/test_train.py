@@ -17,8 +17,10 @@ import torch
 import torch_geometric.nn as pyg
 
 from fullgraph.graph.sources import read
+from fullgraph.training.config import GraphOptions, RunConfig
 from fullgraph.training.fit import normalize_features
 from fullgraph.training.run_folder import RunFolder
+from fullgraph.training.snapshot import find
 from tests.cli.commands import environment, run, start
 from tests.data import shared_data
 from tests.training.processes import is_loopback, listening, tree, wait_until_gone
@@ -233,3 +235,93 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     finally:
         _end(process, processes)
     assert RunFolder(tmp_path / "run").result()["status"] == "interrupted"
+
+
+def _wait_for_epoch(process: subprocess.Popen[str], folder: RunFolder, epoch: int) -> None:
+    deadline = time.monotonic() + 90
+    while not (folder.path / "metrics.jsonl").exists() or len(folder.metrics()) < epoch:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "training did not start"
+        time.sleep(0.05)
+
+
+def test_an_interrupted_run_is_resumed_and_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    options = (SMALL, "--workers", 2, "--threads", 1, "--out", "run", "--resume")
+    every = ("--epochs", 1_000_000, "--checkpoint-every", 100_000)
+    folder = RunFolder(tmp_path / "run")
+    process = start("train", *options, *every, cwd=tmp_path)
+    try:
+        _wait_for_epoch(process, folder, 3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=40)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "no run in run yet: starting from the beginning" in err
+    done = len(folder.metrics())
+    (left,) = find(folder.checkpoints)
+    assert left.name == f"epoch-{done:06d}"
+    assert {p.name for p in folder.path.iterdir()} == FILES | {"checkpoints"}
+
+    interrupted = folder.result()
+    for changes, message in (
+        (("--hidden", 32, "--lr", 0.5), "hidden was 64, now 32, lr was 0.01, now 0.5"),
+        (("--overwrite",), "--resume goes on with what --overwrite removes"),
+        (("--epochs", 1), "is later than the last epoch, 1; give more epochs"),
+    ):
+        code, _, err = run("train", *options, *changes, cwd=tmp_path)
+        assert code in (1, 2)
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+        assert folder.result() == interrupted
+
+    other = (SMALL.replace("nodes=300", "nodes=301"), *options[1:], "--epochs", done + 5)
+    code, _, err = run("train", *other, cwd=tmp_path)
+    assert code == 1
+    assert "is of another graph: nodes in all 300 then, 301 now" in err
+    assert folder.result() == interrupted
+
+    code, out, err = run(
+        "train", SMALL, "--out", "run", "--resume", "--epochs", done + 5, "--workers", 1,
+        "--threads", 1, "--schedule", "oneshot", cwd=tmp_path,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert f"going on after epoch {done}" in out.splitlines()
+    assert [line["epoch"] for line in folder.metrics()] == list(range(1, done + 6))
+    assert (folder.result()["status"], folder.result()["epochs"]) == ("finished", done + 5)
+    assert find(folder.checkpoints)[0].name == f"epoch-{done + 5:06d}"
+
+
+def test_a_run_without_checkpoints_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    config = RunConfig(GraphOptions(SMALL))
+    RunFolder(tmp_path / "run").create(config.to_json())
+    code, _, err = run("train", SMALL, "--out", "run", "--resume", "--threads", 1, cwd=tmp_path)
+    assert code == 2
+    assert "no checkpoint to resume from, as it was run without --checkpoint-every" in err
+    code, _, err = run("train", SMALL, "--resume", cwd=tmp_path)
+    assert code == 2
+    assert "--resume needs --out" in err
+
+
+def test_max_restarts_brings_workers_back_and_says_why(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    process = start(
+        "train", SMALL, "--workers", 2, "--threads", 1, "--epochs", 400, "--out", "run",
+        "--checkpoint-every", 5, "--max-restarts", 1, "--json", cwd=tmp_path,
+    )  # fmt: skip
+    processes: list[psutil.Process] = []
+    try:
+        _wait_for_epoch(process, folder, 20)
+        processes = tree(process.pid)
+        next(p for p in processes if p.environ().get("RANK") == "1").kill()
+        out, err = process.communicate(timeout=120)
+    finally:
+        _end(process, processes)
+    assert process.returncode == 0, err
+    assert err.strip() == (
+        "fullgraph: worker 1 failed: it was ended by SIGKILL, which the system sends when memory "
+        "runs out; starting all workers again from the last checkpoint, 1 of 1"
+    )
+    assert json.loads(out)["status"] == "finished"
+    assert [line["epoch"] for line in folder.metrics()] == list(range(1, 401))

@@ -7,11 +7,17 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from fullgraph.training.config import GraphOptions, RunConfig
 from fullgraph.training.launch import WorkerError, default_threads, run_workers
+from fullgraph.training.options import FitOptions
+from fullgraph.training.prepare import partitioned_folder
+from fullgraph.training.run_folder import RunFolder
 from tests.training.processes import wait_until_gone
 
 TASKS = "tests.training.tasks:"
@@ -44,6 +50,70 @@ def test_a_failing_worker_is_named_and_ends_the_others(task: str, reason: str) -
     assert os.environ.get("OMP_NUM_THREADS") == environment.get("OMP_NUM_THREADS")
     assert signal.getsignal(signal.SIGINT) is handler
     assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_workers_are_brought_back_so_often_and_no_more(tmp_path: Path) -> None:
+    told = []
+
+    def on_restart(error: WorkerError, number: int) -> dict[str, Any]:
+        told.append((str(error), number))
+        return {"attempt": number}
+
+    with pytest.raises(WorkerError, match="attempt 2"):
+        run_workers(
+            TASKS + "fail_always", {"folder": str(tmp_path)}, 1, 1, 60.0, max_restarts=2,
+            on_restart=on_restart,
+        )  # fmt: skip
+    assert told == [
+        ("worker 0 failed: KeyError: 'attempt 0'", 1),
+        ("worker 0 failed: KeyError: 'attempt 1'", 2),
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0", "2-0"]
+
+
+def _trained(folder: Path, victim: int | None, schedule: str) -> tuple[list[Any], dict[str, Any]]:
+    """Metrics without times, and weights, of a run in which a worker may die after epoch 7."""
+    source = GraphOptions("planted:nodes=200,edges=600,classes=3,features=8")
+    training = FitOptions(epochs=12, checkpoint_every=3, lr=0.05)
+    config = RunConfig(source, training=training, workers=2, schedule=schedule)
+    run = RunFolder(folder / "run")
+    run.create(config.to_json())
+    arguments: dict[str, Any] = {"config": config.to_json(), "out": str(run.path), "quiet": True}
+    task, told = "fullgraph.training.tasks:train", []
+
+    def on_restart(error: WorkerError, number: int) -> dict[str, Any]:
+        told.append(str(error))
+        return {"resume": True}
+
+    if victim is not None:
+        task = TASKS + "train_and_die"
+        arguments |= {"victim": victim, "epoch": 7, "marker": str(folder / "died")}
+    with partitioned_folder(source, 2) as graph:
+        arguments["graph"] = str(graph.path)
+        run_workers(task, arguments, 2, 1, 60.0, max_restarts=1, on_restart=on_restart)
+    assert len(told) == (victim is not None)
+    assert all(f"worker {victim} failed: it was ended by SIGKILL" in text for text in told)
+    assert run.result()["status"] == "finished"
+    # What is kept from epoch to epoch is sent once more by those that were brought back.
+    measured = ("seconds", "evaluation_seconds", "peak_memory_bytes", "bytes_sent")
+    lines = [{k: v for k, v in line.items() if k not in measured} for line in run.metrics()]
+    return lines, run.weights()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "victims"), [("sequential", (1,)), ("delayed:2", (0, 1))])
+def test_a_worker_that_dies_is_brought_back_and_the_result_is_the_same_to_the_bit(
+    tmp_path: Path, schedule: str, victims: tuple[int, ...]
+) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    lines, weights = _trained(tmp_path / "undisturbed", None, schedule)
+    assert [line["epoch"] for line in lines] == list(range(1, 13))
+    for victim in victims:
+        (tmp_path / f"{victim}").mkdir()
+        others, other_weights = _trained(tmp_path / f"{victim}", victim, schedule)
+        assert others == lines
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+        assert weights.keys() == other_weights.keys()
 
 
 def test_threads_are_an_equal_share_and_at_least_one() -> None:
