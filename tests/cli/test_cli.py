@@ -101,7 +101,7 @@ MISTAKES = {
     "partition ids.npz --parts 2 --out taken": "taken exists",
     "partition planted:nodes=9,edges=9 --parts 2 --out x --method best": "method 'best'",
     "partition ids.npz --parts 2 --out x --placement ring": "one of destination, vertex-cut",
-    "partition ids.npz --parts 2 --out x --method libra": "one of metis, ldg, kahypar, random, contiguous",
+    "partition ids.npz --parts 2 --out x --method libra": "one of metis, ldg, kahypar, random",
     "partition ids.npz --parts 2 --out x --placement vertex-cut --method metis": "one of libra",
     "partition ids.npz --parts 2 --out x --balance 1.1": "balance=1.1 is for placement 'vertex",
     "partition ids.npz --parts 2 --out x --placement vertex-cut --balance 0.9": "give 1 or more",

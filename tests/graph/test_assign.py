@@ -123,9 +123,9 @@ def test_ldg_balances_within_its_bound_and_cuts_little_more_than_metis(
     ):
         mean = len(counted) / num_parts
         assert max(sizes(counted, num_parts)) <= max(1.05 * mean, mean + heaviest)
-    # CiteSeer falls apart into 438 components, so that METIS cuts as little as 1 % of its edges.
-    times = 4 if name == "citeseer" else 2
-    assert cut(whole, part) < times * cut(whole, assign_parts(whole, num_parts))
+    # CiteSeer falls apart into 438 components; METIS cuts as little as 1 % of its edges.
+    more = 0.04 if name == "citeseer" else 0.0
+    assert cut(whole, part) < 2 * cut(whole, assign_parts(whole, num_parts)) + more
 
 
 def rows_sent(whole: WholeGraph, part: Tensor, num_parts: int) -> int:

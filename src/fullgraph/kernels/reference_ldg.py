@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from fullgraph.kernels.reference_cut import draw
 
-GROWTH, PER_PART, CLUSTER_PASSES, PART_PASSES = 4, 8, 2, 3
+GROWTH, PER_PART, CLUSTER_PASSES, PART_PASSES, STILL = 4, 8, 2, 3, 100
 Lists = list[list[int]]
 
 
@@ -105,7 +105,7 @@ def move(
 ) -> None:  # fmt: skip
     """Clusters to the parts that their edges lead to."""
     for _ in range(PART_PASSES):
-        before = list(part)
+        moved = 0
         for c in shuffles.next(len(clusters)):
             own = part[clusters[c][0]]
             weight = weight_of(weights, clusters[c])
@@ -127,7 +127,8 @@ def move(
             for v in clusters[c]:
                 part[v] = best
             loads.add(best, weight)
-        if part == before:
+            moved += best != own
+        if moved * STILL <= len(clusters):
             break
 
 

@@ -29,6 +29,7 @@ constexpr int64_t kGrowth = 4;     // how much heavier clusters may be, level by
 constexpr int64_t kPerPart = 8;    // how many of the heaviest clusters a part has room for at least
 constexpr int kClusterPasses = 2;  // over the clusters of a level, to join them
 constexpr int kPartPasses = 3;     // over the clusters of a level, to move them
+constexpr int64_t kStill = 100;    // the passes of a level end when not one in so many moves
 constexpr int kRoomBits = 20, kOverflowBits = 40;  // of shares in fixed point
 
 using Weight = std::array<int64_t, kWeights>;
@@ -258,7 +259,7 @@ inline void move(const WeightedGraph& graph, const Clusters& clusters, int64_t n
                  Shuffles& shuffles, PartLoads& loads, std::vector<int32_t>& part) {
     std::vector<int64_t> edges(num_parts);
     for (int pass = 0; pass < kPartPasses; ++pass) {
-        bool moved = false;
+        int64_t moved = 0;
         for (const int32_t c : shuffles.next(clusters.size())) {
             const int32_t own = part[clusters.nodes[clusters.first[c]]];
             const bool placed = own >= 0;
@@ -283,9 +284,9 @@ inline void move(const WeightedGraph& graph, const Clusters& clusters, int64_t n
             }
             clusters.each_node(c, [&](int64_t v) { part[v] = best; });
             loads.add_to(best, weight, 1);
-            moved = moved || best != own;
+            moved += best != own;
         }
-        if (!moved) break;
+        if (moved * kStill <= clusters.size()) break;
     }
 }
 
