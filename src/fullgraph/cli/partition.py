@@ -23,7 +23,8 @@ def partition(
         "out evenly, so that hubs are in several parts.")] = "destination",
     method: Annotated[str | None, typer.Option(
         help="Of destination: metis (unless given), ldg (where METIS has too little memory), "
-        "kahypar (fewest rows to send; pip install mtkahypar), random or contiguous; of vertex-cut: libra.")
+        "kahypar (fewest rows to send; pip install mtkahypar), random or contiguous; of "
+        "vertex-cut: libra.")
     ] = None,
     balance: Annotated[float | None, typer.Option(
         help="Of vertex-cut: the most edges of a part over the mean, such as 1.05; no limit unless "

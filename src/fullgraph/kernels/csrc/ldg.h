@@ -3,7 +3,7 @@
 // first over clusters of nodes and last over single ones.
 //
 // Clusters come of label propagation under a limit of weight (Meyerhenke, Sanders, Schulz,
-// "Partitioning complex networks via size-constrained clustering", SEA 2014). A coarse graph is never
+// "Partitioning complex networks via size-constrained clustering", SEA 2014). A coarse graph is not
 // made: what a cluster is next to is read from the edges of its nodes, so that beside the adjacency
 // memory is O(N).
 //
@@ -30,6 +30,7 @@ constexpr int64_t kPerPart = 8;    // how many of the heaviest clusters a part h
 constexpr int kClusterPasses = 2;  // over the clusters of a level, to join them
 constexpr int kPartPasses = 3;     // over the clusters of a level, to move them
 constexpr int64_t kStill = 100;    // the passes of a level end when not one in so many moves
+constexpr int64_t kLabelsAhead = 16;  // how many entries ahead a label is asked for
 constexpr int kRoomBits = 20, kOverflowBits = 40;  // of shares in fixed point
 
 using Weight = std::array<int64_t, kWeights>;
@@ -48,7 +49,7 @@ bool is_symmetric(const Id* src, const Id* dst, int64_t num_edges) {
 }
 
 // offsets [N + 1]: of the neighbours of each node, its sources and, with `both`, its targets too;
-// loops left out. Returns the position of an id outside of 0 .. N - 1, E more if it is in dst, or -1.
+// loops left out. Returns -1, or the position of an id outside of 0 .. N - 1, E more if it is in dst.
 template <typename Id>
 int64_t count_neighbours(const Id* src, const Id* dst, int64_t num_edges, int64_t num_nodes,
                          bool both, int64_t* offsets) {
@@ -125,8 +126,10 @@ struct Clusters {
     template <typename Visit>
     void each_label(const WeightedGraph& graph, const std::vector<int32_t>& label, int64_t c,
                     Visit visit) const {
+        const int64_t last = graph.offsets[graph.num_nodes] - 1;
         each_node(c, [&](int64_t v) {
             for (int64_t a = graph.offsets[v]; a < graph.offsets[v + 1]; ++a) {
+                __builtin_prefetch(&label[graph.neighbours[std::min(a + kLabelsAhead, last)]]);
                 const int32_t l = label[graph.neighbours[a]];
                 if (l >= 0) visit(l);
             }
