@@ -1,7 +1,7 @@
 """Lists of edges: all of a graph's, some of them, with loops added; walked in pieces.
 
 Letters: n owned rows, E edges of the list, B edges of its graph on this rank, e edges and d rows of
-a piece.
+a piece. Targets are owned rows, unless edges live elsewhere than their targets (see `comm.targets`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fullgraph.graph.blocks import Block, Chunk
 class Piece:
     """Consecutive edges of a chunk of a block, by destination.
 
-    ``rows``: int64 [d], their distinct owned rows, ascending, perhaps with some that have no edge
+    ``rows``: int64 [d], their distinct targets, ascending, perhaps with some that have no edge
     here; ``offsets``: int64 [d + 1], where each row's edges start; ``source``: int64 [e], the row
     of each edge's source among the rows at hand; ``position``: int64 [e], in the list.
     """
@@ -40,7 +40,7 @@ class Piece:
 
     @cached_property
     def target(self) -> Tensor:
-        """int64 [e]: the owned row that each edge ends in."""
+        """int64 [e]: the target of each edge."""
         return self.rows[self.index]
 
 
@@ -68,7 +68,7 @@ class EdgeList:
 
     @cached_property
     def target(self) -> Tensor:
-        """int64 [E]: the owned row that each edge ends in."""
+        """int64 [E]: the target of each edge."""
         target = self.graph.edge_target.long()
         if self.origin is None:
             return target
