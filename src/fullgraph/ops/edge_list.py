@@ -1,7 +1,7 @@
 """Lists of edges: all of a graph's, some of them, with loops added; walked in pieces.
 
 Letters: n owned rows, E edges of the list, B edges of its graph on this rank, e edges and d rows of
-a piece. Targets are owned rows, unless edges live elsewhere than their targets (see `comm.targets`).
+a piece. Targets are owned rows, unless edges live elsewhere than theirs (see `comm.targets`).
 """
 
 from __future__ import annotations
