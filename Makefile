@@ -45,7 +45,7 @@ demo: setup
 	@echo "results: runs/demo/result.json"
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,20 +10,21 @@ import pytest
 from fullgraph.training import memory
 
 MB = 1 << 20
-# In a process of its own, which had no higher peak before: that is what all systems can tell.
-TAKE_256_MB = """
+# An array that is larger than all that the process ever had, or was given by the one that started it
+# (which counts, on Linux): that is what all systems can tell.
+TAKE = """
 import sys
-from pathlib import Path
 import numpy as np
 from fullgraph.training import memory
 
 if "sandbox" in sys.argv:
     memory._status = lambda key: 0
+size = memory._lifetime_peak() + (256 << 20)
 peak = memory.PeakMemory()
 before = peak.bytes()
-array = np.ones(256 << 20, dtype=np.uint8)
+array = np.ones(size, dtype=np.uint8)
 del array
-print(peak.bytes() - before)
+print(size, peak.bytes() - before)
 """
 
 
@@ -31,11 +32,13 @@ print(peak.bytes() - before)
 def test_the_peak_stays_when_memory_is_given_back(where: str) -> None:
     """Also where the system tells the highest of the whole life only."""
     run = subprocess.run(
-        [sys.executable, "-c", TAKE_256_MB, where], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", TAKE, where], capture_output=True, text=True, timeout=120
     )
     assert run.returncode == 0, run.stderr
-    # Where only the highest is known, what importing took for a moment is not seen again.
-    assert 128 * MB < int(run.stdout) < 288 * MB
+    size, found = map(int, run.stdout.split())
+    assert 240 * MB < found < size + 32 * MB
+    if "VmHWM" in memory.STATUS.read_text() and where == "here":
+        assert found > size - 32 * MB
 
 
 def test_an_earlier_peak_does_not_count() -> None:
