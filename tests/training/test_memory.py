@@ -10,7 +10,7 @@ import pytest
 from fullgraph.training import memory
 
 MB = 1 << 20
-# An array that is larger than all that the process ever had, or was given by the one that started it
+# An array larger than all that the process ever had, or was given by the one that started it
 # (which counts, on Linux): that is what all systems can tell.
 TAKE = """
 import sys
