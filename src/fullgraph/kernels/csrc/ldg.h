@@ -49,7 +49,7 @@ bool is_symmetric(const Id* src, const Id* dst, int64_t num_edges) {
 }
 
 // offsets [N + 1]: of the neighbours of each node, its sources and, with `both`, its targets too;
-// loops left out. Returns -1, or the position of an id outside of 0 .. N - 1, E more if it is in dst.
+// loops left out. Returns -1, or where an id is outside of 0 .. N - 1, plus E if that is in dst.
 template <typename Id>
 int64_t count_neighbours(const Id* src, const Id* dst, int64_t num_edges, int64_t num_nodes,
                          bool both, int64_t* offsets) {
