@@ -69,6 +69,8 @@ def prepare(args: argparse.Namespace) -> None:
 def run_system(system: str, args: argparse.Namespace) -> dict[str, Any]:
     size = int(system.split(":")[1]) if system.startswith("full:") else 1
     environment = dict(os.environ, OMP_NUM_THREADS=str(max(1, args.threads // size)))
+    if not system.startswith("full:"):
+        environment["THP_MEM_ALLOC_ENABLE"] = "0"  # torch's own default, which fullgraph changes
     if size > 1:
         environment.update(
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(size),

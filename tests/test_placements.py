@@ -37,14 +37,15 @@ SMALL = ["multigraph", "tiny", "no_edges", "one_source_part"]
 
 
 def settings(size: int, name: str) -> list[tuple[str, Setting]]:
-    """Every placement of so many ranks, on the ugliest graph and on one of the others in turn; the
-    schedules and the layouts of parts take turns, from case to case, too."""
+    """Every placement of so many ranks on the ugliest graph, and half of them, in turn, on one of the
+    others; the schedules and the layouts of parts take turns, from case to case, too."""
     turn = size + [*CASES].index(name)
     layouts = [(max(size, 4), False), (size, False), (size + 1, True)]
     found = []
     for k, placement in enumerate(PLACEMENTS[size]):
-        for graph in (SMALL[0], SMALL[1 + (turn + k) % 3]):
-            schedule = SCHEDULES[(turn + len(found)) % 4]
+        others = [SMALL[1 + (turn + k) % 3]] if (turn + k) % 2 else []
+        for graph in (SMALL[0], *others):
+            schedule = SCHEDULES[(turn + k + len(found)) % 4]
             block_bytes = 1 << 25 if schedule == "oneshot" else 200
             layout = layouts[(turn + k) % 3]
             found.append((graph, Setting(schedule, block_bytes, *layout, placement)))

@@ -73,7 +73,7 @@ def test_a_dry_run_allocates_and_spends_what_a_real_one_does(name: str) -> None:
         _train(graph, options, 1)
     (dry,) = _predict(1, options, "destination", "sequential", nodes)
     file = FILE_BYTES_AN_EDGE * own.num_edges
-    assert dry.peak - file == pytest.approx(peak, rel=0.05)
+    assert dry.peak - file == pytest.approx(peak, rel=0.08)
     assert dry.compute == pytest.approx(ledger.compute - start, rel=0.1)
     assert dry.sent == 0
 

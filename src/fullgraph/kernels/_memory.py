@@ -8,7 +8,7 @@ import sys
 
 from torch import Tensor
 
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 1 << 18
 HUGE_PAGE = 2 << 20
 M_MMAP_THRESHOLD, MADV_HUGEPAGE = -3, 14
 
