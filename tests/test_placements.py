@@ -37,8 +37,8 @@ SMALL = ["multigraph", "tiny", "no_edges", "one_source_part"]
 
 
 def settings(size: int, name: str) -> list[tuple[str, Setting]]:
-    """Every placement of so many ranks on the ugliest graph, and half of them, in turn, on one of the
-    others; the schedules and the layouts of parts take turns, from case to case, too."""
+    """Every placement of so many ranks on the ugliest graph, and every other one on one more graph;
+    graphs, schedules and layouts of parts take turns from case to case."""
     turn = size + [*CASES].index(name)
     layouts = [(max(size, 4), False), (size, False), (size + 1, True)]
     found = []
