@@ -80,9 +80,13 @@ GRAPHS = {
 
 
 @cache
-def named(name: str) -> Data:
-    """One of GRAPHS, kept; not to be written to."""
+def _made(name: str) -> Data:
     return GRAPHS[name]()
+
+
+def named(name: str) -> Data:
+    """A copy of one of GRAPHS, so that what one test writes to it no other sees."""
+    return _made(name).clone()
 
 
 @cache
