@@ -35,6 +35,15 @@ def check(
         raise ValueError(f"{name} is on {tensor.device}, the other arguments on {like.device}")
 
 
+def check_ends(src: Tensor, dst: Tensor) -> None:
+    """ValueError unless these, both ends of edges, are int32 or int64 [E], alike, on the CPU."""
+    if src.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"src must be int32 or int64, got {short(src.dtype)}")
+    cpu = torch.empty(0)
+    check("src", src, src.dtype, (None,), cpu)
+    check("dst", dst, src.dtype, tuple(src.shape), cpu)
+
+
 def check_rows(name: str, x: Tensor) -> torch.dtype:
     """The dtype of sums over the rows x; ValueError unless x is [*, F] in a supported dtype."""
     if x.dtype not in SUM_DTYPE:

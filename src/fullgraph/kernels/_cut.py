@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullgraph.kernels import _ops
-from fullgraph.kernels._checks import check, short
+from fullgraph.kernels._checks import check, check_ends
 
 
 def libra(
@@ -54,11 +54,7 @@ def libra(
     Raises:
         ValueError: naming the argument and, of an id out of range, its position.
     """
-    if src.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"src must be int32 or int64, got {short(src.dtype)}")
-    cpu = torch.empty(0)
-    check("src", src, src.dtype, (None,), cpu)
-    check("dst", dst, src.dtype, tuple(src.shape), cpu)
+    check_ends(src, dst)
     if not 1 <= num_parts < 2**31:
         raise ValueError(f"num_parts must be 1 or more, got {num_parts}")
     if num_nodes < 0:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullgraph.kernels import _ops
-from fullgraph.kernels._checks import check, short
+from fullgraph.kernels._checks import check, check_ends
 
 WEIGHTS = 3
 
@@ -32,11 +32,7 @@ def neighbours(src: Tensor, dst: Tensor, num_nodes: int) -> tuple[Tensor, Tensor
     Raises:
         ValueError: naming the argument and, of an id out of range, its position.
     """
-    if src.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"src must be int32 or int64, got {short(src.dtype)}")
-    cpu = torch.empty(0)
-    check("src", src, src.dtype, (None,), cpu)
-    check("dst", dst, src.dtype, tuple(src.shape), cpu)
+    check_ends(src, dst)
     if not 0 <= num_nodes < 2**31:
         raise ValueError(f"num_nodes must be 0 or more and below 2**31, got {num_nodes}")
     both = not _ops.native.is_symmetric(src, dst)
