@@ -15,18 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from workers import run_workers
+
 GRAPH = "planted:nodes=200000,edges=4000000,classes=47,features=100"
 SYSTEMS = "full:1:sequential,full:2:sequential,full:2:oneshot,pyg-csr,pyg-edge-index"
-WAIT_SECONDS = 3600
 
 
 def main() -> None:
@@ -68,26 +66,13 @@ def prepare(args: argparse.Namespace) -> None:
 
 def run_system(system: str, args: argparse.Namespace) -> dict[str, Any]:
     size = int(system.split(":")[1]) if system.startswith("full:") else 1
-    environment = dict(os.environ, OMP_NUM_THREADS=str(max(1, args.threads // size)))
-    if not system.startswith("full:"):
-        environment["THP_MEM_ALLOC_ENABLE"] = "0"  # torch's own default, which fullgraph changes
-    if size > 1:
-        environment.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(size),
-            GLOO_SOCKET_IFNAME="lo",
-        )  # fmt: skip
-    command = [sys.executable, __file__, "--one", system]
+    arguments = [__file__, "--one", system]
     for name in ("folder", "epochs", "layers", "hidden", "dropout", "model", "heads", "threads"):
-        command += [f"--{name}", str(getattr(args, name))]
-    workers = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True,
-            env={**environment, **({"RANK": str(rank)} if size > 1 else {})},
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    answers = [json.loads(w.communicate(timeout=WAIT_SECONDS)[0].splitlines()[-1]) for w in workers]
-    if any(worker.returncode for worker in workers):
+        arguments += [f"--{name}", str(getattr(args, name))]
+    # Torch's own default for PyG, which fullgraph changes.
+    pages = {} if system.startswith("full:") else {"THP_MEM_ALLOC_ENABLE": "0"}
+    answers = run_workers(arguments, size, args.threads // size, **pages)
+    if answers is None:
         raise SystemExit(f"{system} failed")
     result = {
         "seconds": max(a["seconds"] for a in answers),
@@ -96,12 +81,6 @@ def run_system(system: str, args: argparse.Namespace) -> dict[str, Any]:
     }
     print(f"  {system}: {result['seconds']:.2f} s, {result['memory_mb']:.0f} MB", flush=True)
     return result
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def train_one(args: argparse.Namespace) -> None:

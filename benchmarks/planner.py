@@ -19,14 +19,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from epoch import WAIT_SECONDS, free_port, touch
+from epoch import touch
+from workers import run_workers
 
 GRAPH = "planted:nodes=100000,edges=1300000,features=100,classes=40"
 WARM_UP = "planted:nodes=400,edges=2000,features=100,classes=40"
@@ -154,38 +153,10 @@ def measure_machine(clock: str, turns: float) -> tuple[Any, Any]:
 
 def in_workers(task: dict[str, Any], size: int) -> list[dict[str, Any]]:
     for _ in range(ATTEMPTS):
-        environment = dict(os.environ, OMP_NUM_THREADS="1")
-        if size > 1:
-            environment.update(
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(size),
-                GLOO_SOCKET_IFNAME="lo",
-            )  # fmt: skip
-        answers = start_workers(task, size, environment)
+        answers = run_workers([__file__, "--one", json.dumps(task)], size, threads=1)
         if answers is not None:
             return answers
     raise SystemExit(f"{task} failed")
-
-
-def start_workers(
-    task: dict[str, Any], size: int, environment: dict[str, str]
-) -> list[dict[str, Any]] | None:
-    """What each worker said last; None where one failed, as when another took the free port."""
-    command = [sys.executable, __file__, "--one", json.dumps(task)]
-    workers = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True,
-            env={**environment, **({"RANK": str(rank)} if size > 1 else {})},
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    said = []
-    for worker in workers:
-        said.append(worker.communicate(timeout=WAIT_SECONDS)[0])
-        if worker.returncode:
-            for other in workers:
-                other.kill()
-            return None
-    return [json.loads(text.splitlines()[-1]) for text in said]
 
 
 # ---- In a worker --------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from epoch import WAIT_SECONDS, free_port
+from workers import run_workers
 
 GRAPH = "planted:nodes=200000,edges=4000000,train=0.01"
 TOLERANCE = 1e-10
@@ -75,26 +73,12 @@ def prepare(source: str, workers: list[int], folder: str) -> None:
 
 def run(system: str, size: int, args: argparse.Namespace) -> dict[str, Any]:
     """The workers of one system; for every figure, the largest that any of them gave."""
-    environment = dict(os.environ, OMP_NUM_THREADS=str(max(1, args.threads // size)))
-    if size > 1:
-        environment.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(size),
-            GLOO_SOCKET_IFNAME="lo",
-        )  # fmt: skip
-    command = [sys.executable, __file__, "--one", system]
+    arguments = [__file__, "--one", system]
     for name in ("folder", "steps", "layers", "hidden", "threads"):
-        command += [f"--{name}", str(getattr(args, name))]
-    workers = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True,
-            env={**environment, **({"RANK": str(rank)} if size > 1 else {})},
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    outputs = [w.communicate(timeout=WAIT_SECONDS)[0] for w in workers]
-    if any(worker.returncode for worker in workers):
+        arguments += [f"--{name}", str(getattr(args, name))]
+    answers = run_workers(arguments, size, args.threads // size)
+    if answers is None:
         raise SystemExit(f"{system} failed")
-    answers = [json.loads(output.splitlines()[-1]) for output in outputs]
     result = {key: max(answer[key] for answer in answers) for key in answers[0]}
     print(f"  {system}: {result}", flush=True)
     return result
