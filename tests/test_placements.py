@@ -291,8 +291,8 @@ def test_planned_rows_are_the_bytes_that_travel(placement: str) -> None:
     parsed = Placement.parse(placement)
     widths = [b - a for a, b in pairwise(slice_offsets(columns, parsed.feats))]
     for rank, account in enumerate(run_ranks(counted, size, placement, columns)):
-        mine = 8 * widths[parsed.coordinates(rank)[2]]
-        of_rank = [8 * widths[parsed.coordinates(r)[2]] for r in range(size)]
+        mine = 8 * widths[parsed.slice_of(rank)]
+        of_rank = [8 * widths[parsed.slice_of(r)] for r in range(size)]
         sent = sum(plan.gather[r][rank] * of_rank[r] for r in range(size))
         sent += sum(plan.reduce[rank]) * mine
         received = sum(plan.gather[rank]) * mine

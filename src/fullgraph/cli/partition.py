@@ -46,21 +46,17 @@ def _partition(
     graph: str, parts: int, out: Path, placement: str, method: str | None, balance: float | None,
     seed: int, split: int, overwrite: bool,
 ) -> None:  # fmt: skip
-    from fullgraph.graph.folder import save
-    from fullgraph.graph.partition import check_method, partition
-    from fullgraph.graph.sources import read
+    from fullgraph.graph.partition import check_method
     from fullgraph.training.config import check_parts
+    from fullgraph.training.prepare import partition_to
 
     check_parts(parts, 1)
     method = check_method(method, placement, balance)
-    stage = Stages()
-    with stage(f"reading {graph}"):
-        whole = read(graph, split=split)
-    with stage(f"partitioning {whole.num_nodes:,} nodes, {whole.num_edges:,} edges"):
-        partitioned = partition(whole, parts, method, seed, placement, balance)
-    _print_report(partitioned)
-    with stage(f"writing {parts} part(s)"):
-        save(partitioned, out, overwrite=overwrite)
+    how = {"method": method, "seed": seed, "placement": placement, "balance": balance}
+    partition_to(
+        out, graph, parts, how, split=split, stage=Stages(), overwrite=overwrite,
+        report=_print_report,
+    )  # fmt: skip
 
 
 def _print_report(partitioned: PartitionedInMemory) -> None:

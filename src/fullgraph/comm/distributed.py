@@ -317,7 +317,7 @@ class DistributedGraph:
     @property
     def feature_slice(self) -> int:
         """Which of the K slices of columns this rank works on; 0 outside of grids."""
-        return self.placement.coordinates(self.group.rank)[2]
+        return self.placement.slice_of(self.group.rank)
 
     @cached_property
     def edge_target(self) -> Tensor:

@@ -64,6 +64,10 @@ class Placement:
         """Row, column and slice of a rank of the grid; rank = (row·C + column)·K + slice."""
         return rank // (self.cols * self.feats), rank // self.feats % self.cols, rank % self.feats
 
+    def slice_of(self, rank: int) -> int:
+        """Which of the K slices of columns a rank works on; 0 outside of grids."""
+        return self.coordinates(rank)[2]
+
     def rank_of(self, row: int, col: int, feat: int) -> int:
         """The rank at this place of the grid."""
         return (row * self.cols + col) * self.feats + feat

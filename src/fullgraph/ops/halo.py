@@ -343,7 +343,7 @@ class _Rows:
 
     def _of_peer(self, message: Message) -> Tensor:
         """The columns that the other end works on."""
-        return self.pieces[self.graph.placement.coordinates(message.peer)[2]]
+        return self.pieces[self.graph.placement.slice_of(message.peer)]
 
     def _owned_rows(self, message: Message) -> Tensor:
         return self.plan.send_rows[message.peer][message.first_row : message.last_row]

@@ -24,7 +24,7 @@ from fullgraph.ops.extremum import merge_extrema
 from fullgraph.ops.targets import fetch_targets, return_partials, sum_to_owners
 
 
-class Targets(Protocol):
+class RowsOfPiece(Protocol):
     """What a reduction sees of a piece of edges.
 
     ``rows``: int64 [d], distinct targets; ``offsets``: int64 [d + 1], where the edges of each
@@ -65,7 +65,7 @@ class Reduction:
         """The result over no edges at all, [size, columns] in the wide dtype."""
         return torch.zeros(size, self.columns, dtype=self.wide)
 
-    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+    def add(self, piece: RowsOfPiece, index: Tensor | None, values: Tensor) -> None:
         """Fold in the messages of a piece: [e, columns], wide."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class Reduction:
         return grad.reshape(-1, self.columns).to(self.wide).contiguous()
 
     def gradient(
-        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+        self, piece: RowsOfPiece, index: Tensor | None, values: Tensor, grad: Tensor
     ) -> Tensor:
         """[e, columns]: the gradient of these messages, given what `start_backward` returned."""
         raise NotImplementedError
@@ -99,7 +99,7 @@ class Reduction:
 class Sum(Reduction):
     """Σ over a row's in-edges."""
 
-    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+    def add(self, piece: RowsOfPiece, index: Tensor | None, values: Tensor) -> None:
         if index is None and values.is_floating_point():
             kernels.spmm(
                 piece.offsets[:-1], piece.offsets[1:], _in_order(values), values, self.result,
@@ -109,7 +109,7 @@ class Sum(Reduction):
             self.result.index_add_(0, _rows_of(piece, index), values)
 
     def gradient(
-        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+        self, piece: RowsOfPiece, index: Tensor | None, values: Tensor, grad: Tensor
     ) -> Tensor:
         return grad.index_select(0, _rows_of(piece, index))
 
@@ -141,7 +141,7 @@ class _Extremum(Reduction):
             worst = limits.min if self.largest else limits.max
         return torch.full((size, self.columns), worst, dtype=self.wide)
 
-    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+    def add(self, piece: RowsOfPiece, index: Tensor | None, values: Tensor) -> None:
         rows = _rows_of(piece, index)
         self.met[rows] = True
         if index is None and values.is_floating_point():
@@ -165,7 +165,7 @@ class _Extremum(Reduction):
         return super().start_backward(grad) / (self.ties + (self.result == 0))
 
     def gradient(
-        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+        self, piece: RowsOfPiece, index: Tensor | None, values: Tensor, grad: Tensor
     ) -> Tensor:
         rows = _rows_of(piece, index)
         return torch.where(values == self.at_targets[rows], grad[rows], 0)
@@ -198,7 +198,7 @@ class Product(Reduction):
         self.zeros = torch.zeros(size, self.columns, dtype=torch.int32)
         return torch.ones(size, self.columns, dtype=self.wide)
 
-    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+    def add(self, piece: RowsOfPiece, index: Tensor | None, values: Tensor) -> None:
         rows = _rows_of(piece, index)
         is_zero = values == 0
         self.zeros.index_add_(0, rows, is_zero.to(torch.int32))
@@ -209,7 +209,7 @@ class Product(Reduction):
         return self.result.masked_fill(self.zeros > 0, 0).view(-1, *self.tail).to(self.dtype)
 
     def gradient(
-        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+        self, piece: RowsOfPiece, index: Tensor | None, values: Tensor, grad: Tensor
     ) -> Tensor:
         rows, (factors, zeros) = _rows_of(piece, index), self.at_targets
         is_zero = values == 0
@@ -244,7 +244,7 @@ class Total(Reduction):
     def start(self, size: int) -> Tensor:
         return torch.zeros(1, self.columns, dtype=self.wide)
 
-    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+    def add(self, piece: RowsOfPiece, index: Tensor | None, values: Tensor) -> None:
         self.result += values.sum(0)
 
     def finish(self) -> Tensor:
@@ -256,7 +256,7 @@ class Total(Reduction):
         return self.group.all_reduce(whole, "the gradient of a sum over all edges")
 
     def gradient(
-        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+        self, piece: RowsOfPiece, index: Tensor | None, values: Tensor, grad: Tensor
     ) -> Tensor:
         return grad.expand_as(values)
 
@@ -264,11 +264,11 @@ class Total(Reduction):
 class Each(Reduction):
     """Nothing is reduced: the result is [E, ...], a value for each edge of the list."""
 
-    def add(self, piece: Targets, index: Tensor | None, values: Tensor) -> None:
+    def add(self, piece: RowsOfPiece, index: Tensor | None, values: Tensor) -> None:
         self.result[piece.position] = values
 
     def gradient(
-        self, piece: Targets, index: Tensor | None, values: Tensor, grad: Tensor
+        self, piece: RowsOfPiece, index: Tensor | None, values: Tensor, grad: Tensor
     ) -> Tensor:
         return grad[piece.position]
 
@@ -278,7 +278,7 @@ KINDS: dict[str, type[Reduction]] = {
 }  # fmt: skip
 
 
-def _rows_of(piece: Targets, index: Tensor | None) -> Tensor:
+def _rows_of(piece: RowsOfPiece, index: Tensor | None) -> Tensor:
     """int64 [e]: the target of each message."""
     if index is None:
         return torch.repeat_interleave(piece.rows, piece.offsets.diff())

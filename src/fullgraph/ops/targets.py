@@ -192,7 +192,7 @@ def sum_to_owners(
 
 def _slice_of(graph: DistributedGraph, message: Message, sliced: bool) -> int:
     """Which slice of the columns the other end works on."""
-    return graph.placement.coordinates(message.peer)[2] if sliced else 0
+    return graph.placement.slice_of(message.peer) if sliced else 0
 
 
 def _form(pieces: list[Tensor]) -> tuple[int, int]:

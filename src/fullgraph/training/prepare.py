@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from fullgraph.comm.load import is_folder, partition_options
 from fullgraph.comm.placement import Placement
@@ -44,21 +45,26 @@ def partitioned_folder(
         return
     with tempfile.TemporaryDirectory(prefix="fullgraph-") as parent:
         path = Path(parent, "graph")
-        partition_to(path, options, options.parts or workers, stage, placement)
+        placed_as = None if placement is None else Placement.parse(placement)
+        how = partition_options(placed_as, options.method)
+        parts = options.parts or workers
+        partition_to(path, options.source, parts, how, split=options.split, stage=stage)
         yield PartitionedFolder.open(path)
 
 
 def partition_to(
-    path: Path, options: GraphOptions, parts: int, stage: Stage = no_stage,
-    placement: str | None = None, overwrite: bool = False,
+    path: Path, source: str, parts: int, how: dict[str, Any], *, split: int = 0,
+    stage: Stage = no_stage, overwrite: bool = False,
     report: Callable[[PartitionedInMemory], None] | None = None,
 ) -> None:  # fmt: skip
-    """Read, partition and save; `report` sees the partitioned graph before it is saved."""
-    with stage(f"reading {options.source}"):
-        graph = read(options.source, split=options.split)
+    """Read, partition and save; `report` sees the partitioned graph before it is saved.
+
+    how: arguments of `partition`, besides the graph and the number of parts.
+    """
+    with stage(f"reading {source}"):
+        graph = read(source, split=split)
     with stage(f"partitioning {graph.num_nodes:,} nodes, {graph.num_edges:,} edges"):
-        placed_as = None if placement is None else Placement.parse(placement)
-        partitioned = partition(graph, parts, **partition_options(placed_as, options.method))
+        partitioned = partition(graph, parts, **how)
     if report is not None:
         report(partitioned)
     with stage(f"writing {parts} part(s)"):
