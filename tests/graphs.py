@@ -19,7 +19,7 @@ def _data(
 ) -> Data:  # fmt: skip
     g = torch.Generator().manual_seed(seed)
     if train is None:
-        train = torch.rand(num_nodes, generator=g) < 0.5
+        train = torch.rand(num_nodes, generator=g, dtype=torch.float64) < 0.5
         train[0] = True
     return Data(
         x=torch.randn(num_nodes, features, generator=g, dtype=torch.float64),
