@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from epoch import touch
 from workers import run_workers
 
-GRAPH = "planted:nodes=100000,edges=1300000,features=100,classes=40"
+GRAPH = "planted:nodes=40000,edges=520000,features=100,classes=40"
 WARM_UP = "planted:nodes=400,edges=2000,features=100,classes=40"
 RUNS = (
     "sage:destination:sequential:1,gat:destination:sequential:1,gcn:destination:sequential:2,"
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--graph", default=GRAPH)
     parser.add_argument("--runs", default=RUNS, help="MODEL:PLACEMENT:SCHEDULE:WORKERS, ...")
-    parser.add_argument("--epochs", type=int, default=3, help="measured, after one to warm up")
+    parser.add_argument("--epochs", type=int, default=7, help="measured, after one to warm up")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=160)
     parser.add_argument("--dropout", type=float, default=0.5)
@@ -119,7 +119,7 @@ def compare(run: Run, args: argparse.Namespace, paths: dict[str, Path]) -> dict[
         "clock": args.clock, "epochs": args.epochs, "layers": args.layers, "hidden": args.hidden,
         "dropout": args.dropout, "paths": {name: str(path) for name, path in paths.items()},
     }  # fmt: skip
-    rates, network = measure_machine(args.clock, turns)
+    rates, network = measure_machine(args.clock, turns, min(run.workers, args.cores) - 1)
     answers = in_workers(task, run.workers)
     source = of_partitioned(PartitionedFolder.open(paths["graph"]), run.workers)
     options = ModelOptions(run.model, args.layers, args.hidden, args.dropout)
@@ -139,14 +139,12 @@ def compare(run: Run, args: argparse.Namespace, paths: dict[str, Path]) -> dict[
     }
 
 
-def measure_machine(clock: str, turns: float) -> tuple[Any, Any]:
-    import torch
-
-    from fullgraph.planner.rates import measure
+def measure_machine(clock: str, turns: float, others: int) -> tuple[Any, Any]:
+    from fullgraph.planner.rates import Stopwatch, measure
     from fullgraph.planner.wire import Network
 
-    torch.set_num_threads(1)
-    rates = measure(clock=CLOCKS[clock])
+    of_thread = {"wall": time.perf_counter, "cpu": time.thread_time}[clock]
+    rates = measure(Stopwatch(threads=1, others=others, clock=of_thread))
     link = in_workers({"loopback": True, "clock": clock}, 2)[0]
     return rates, Network(link["bandwidth"] / turns, link["latency"] * turns, overlap=False)
 

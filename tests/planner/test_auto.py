@@ -20,21 +20,21 @@ CONFIG = RunConfig(
 def test_a_graph_with_locality_is_placed_by_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where moving rows is what takes the time."""
     monkeypatch.setattr(auto, "LOOPBACK", replace(auto.LOOPBACK, bandwidth=1e6))
-    chosen = auto.place(CONFIG, rates=lambda: NOMINAL)
+    chosen = auto.place(CONFIG, rates=lambda watch: NOMINAL)
     assert (chosen.placement, chosen.schedule) == ("destination", "sequential")
     assert chosen.exact
 
 
 def test_the_schedule_that_was_asked_for_is_kept() -> None:
     config = replace(CONFIG, schedule="oneshot", placement="auto")
-    assert auto.place(config, rates=lambda: NOMINAL).schedule == "oneshot"
-    assert not auto.place(replace(CONFIG, schedule="local"), rates=lambda: NOMINAL).exact
+    assert auto.place(config, rates=lambda watch: NOMINAL).schedule == "oneshot"
+    assert not auto.place(replace(CONFIG, schedule="local"), rates=lambda watch: NOMINAL).exact
 
 
 def test_where_nothing_fits_the_smallest_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "free_memory", lambda workers: 1e6)
     with pytest.raises(ValueError, match=r"placement auto: nothing fits: the smallest, .* needs"):
-        auto.place(CONFIG, rates=lambda: NOMINAL)
+        auto.place(CONFIG, rates=lambda watch: NOMINAL)
 
 
 def test_free_memory_is_shared() -> None:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 
 from fullgraph.planner.choose import Candidate, choose
-from fullgraph.planner.machine import Machine, on_threads
-from fullgraph.planner.rates import Rates, measure
+from fullgraph.planner.machine import Machine
+from fullgraph.planner.rates import Rates, Stopwatch, measure
 from fullgraph.planner.report import advice
 from fullgraph.planner.source import Stage, open_source
 from fullgraph.planner.wire import Network
@@ -19,21 +19,22 @@ LOOPBACK = Network(bandwidth=1.5e9, latency=1e-4, overlap=False)
 
 
 def place(
-    config: RunConfig, stage: Stage = no_stage, rates: Callable[[], Rates] = measure
+    config: RunConfig, stage: Stage = no_stage, rates: Callable[[Stopwatch], Rates] = measure
 ) -> Candidate:
     """The placement for a run on this machine; `config.placement` does not matter.
 
     Args:
-        rates: measures those of a worker, with torch's number of threads.
+        rates: measures those of a worker.
 
     Raises:
         ValueError: no placement fits in memory, or none can run; says what the smallest needs.
     """
     workers, threads = config.workers, config.threads
     source = open_source(config.graph.source, workers, stage, config.graph.method)
-    with stage("measuring this machine"), on_threads(threads):
-        measured = rates()
-    turns = max(1.0, workers * threads / (os.cpu_count() or 1))
+    cores = os.cpu_count() or 1
+    with stage("measuring this machine"):
+        measured = rates(Stopwatch(threads, others=max(0, min(workers, cores // threads) - 1)))
+    turns = max(1.0, workers * threads / cores)
     network = Network(LOOPBACK.bandwidth / turns, LOOPBACK.latency * turns, overlap=False)
     machine = Machine(measured, network, free_memory(workers), turns)
     with stage("choosing a placement"):

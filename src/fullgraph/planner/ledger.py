@@ -31,7 +31,7 @@ EDGE_KERNELS = {
 WITH_DROPOUT = {ATTENTION: DROPPED, ATTENTION_GRAD: DROPPED_GRAD}
 ROW_KERNELS = {"gather_rows", "scatter_add_rows"}  # move the rows of their third argument
 NOTHING = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
-PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"}
 
 
 class Ledger(TorchDispatchMode):
@@ -81,6 +81,8 @@ class Ledger(TorchDispatchMode):
             self._small -= small
             del self._alive[key]
 
+        if not small:
+            self.spend(size / self.rates.fresh)
         self._alive[key] = weakref.ref(storage, free)
         self.live += size
         self._small += small
@@ -114,7 +116,13 @@ class Ledger(TorchDispatchMode):
             kind = WITH_DROPOUT[kind]
         end, rows = given["end"], given[name]
         edges = end.numel() * self._edges_of[_key(end)]
-        return self.rates.edges[kind].seconds(edges, rows.shape[-1] * rows.element_size())
+        return self.rates.edges(kind, edges, rows.shape[-1], _heads(kernel, given))
+
+
+def _heads(kernel: str, given: dict[str, Any]) -> int:
+    if "state" in given:
+        return int(given["state"].shape[-1]) // (4 if kernel == "gat_grad" else 3)
+    return int(given["total"].shape[-1]) if "total" in given else 1
 
 
 def _key(tensor: Tensor) -> int:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
-
-from fullgraph.planner.rates import NOMINAL, Rates, measure
+from fullgraph.planner.rates import NOMINAL, Rates, Stopwatch, measure
 from fullgraph.planner.wire import Network
 
 # What a worker holds when everything is imported and no graph is loaded (torch 2.13 on Linux).
@@ -47,21 +43,8 @@ class GivenMachine:
         return self.flops is None or self.gather is None
 
     def machine(self, threads: int | None = None) -> Machine:
-        """threads: to measure with; all cores unless given."""
-        with on_threads(threads):
-            rates = measure() if self.measures else NOMINAL
+        """threads: to measure with; torch's own number unless given."""
+        watch = Stopwatch() if threads is None else Stopwatch(threads)
+        rates = measure(watch) if self.measures else NOMINAL
         network = Network(self.bandwidth, self.latency)
         return Machine(rates.with_given(self.flops, self.gather), network, self.memory)
-
-
-@contextmanager
-def on_threads(count: int | None) -> Iterator[None]:
-    """With so many threads of torch; None: as many as there are."""
-    if count is not None and count < 1:
-        raise ValueError(f"threads must be at least 1, got {count}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,38 +1,31 @@
 """How fast a machine is: the rates that an epoch is priced with, measured or given.
 
-A rate that involves edges has a price for each edge and one for each byte of the row it reads, as
-short rows are slower a byte. Letters: n rows, E edges, F columns, H heads.
+Letters: n rows, E edges, F columns, H heads.
 """
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fullgraph import kernels
 from fullgraph.kernels import EdgeDropout
 
 Clock = Callable[[], float]
-Prepare = Callable[..., Callable[[], object]]  # offsets, cols and columns to what is to be timed
+EdgeSeconds = Callable[[str, int, int], float]  # kind, columns of float32, heads: of one edge
 SUMS, ATTENTION, ATTENTION_GRAD = "sums", "attention", "attention_grad"
-NARROW, WIDE, HEADS = 16, 128, 4  # of what is measured
 DROPPED, DROPPED_GRAD = "attention_with_dropout", "attention_grad_with_dropout"
-
-
-@dataclass(frozen=True)
-class EdgeRate:
-    """Seconds for each edge, and for each byte of the source row that it reads."""
-
-    per_edge: float
-    per_byte: float
-
-    def seconds(self, edges: float, row_bytes: float) -> float:
-        return edges * (self.per_edge + row_bytes * self.per_byte)
+WIDE = 128  # columns, of what a machine is described by
+FRESH = 4  # tensors at a time, as a layer needs some
 
 
 @dataclass(frozen=True)
@@ -41,18 +34,27 @@ class Rates:
 
     Attributes:
         flops: operations a second of a dense product in float32.
-        edges: by kind: `SUMS`, `ATTENTION`, `ATTENTION_GRAD`, and with dropout of coefficients
-            `DROPPED` and `DROPPED_GRAD`.
+        edge: seconds of a kernel for each edge, by its kind (`SUMS`, `ATTENTION`,
+            `ATTENTION_GRAD`, and with dropout of coefficients `DROPPED` and `DROPPED_GRAD`), the
+            columns of the rows that it reads, and heads.
         stream: bytes a second, read and written, of what goes through rows one by one.
+        fresh: bytes a second of memory that the system gives for a large tensor and clears.
         dropout: bytes a second of a mask.
         call: seconds that any operation takes, however small.
+        slowed: how many times what `edge` says edges take.
     """
 
     flops: float
-    edges: dict[str, EdgeRate]
+    edge: EdgeSeconds
     stream: float
+    fresh: float
     dropout: float
     call: float = 1e-5
+    slowed: float = 1.0
+
+    def edges(self, kind: str, count: float, columns: int, heads: int) -> float:
+        """Seconds of a kernel over so many edges."""
+        return count * self.slowed * self.edge(kind, columns, heads)
 
     def with_given(self, flops: float | None, gather: float | None) -> Rates:
         """With a rate of dense products, and one at which sums read rows (bytes a second); the
@@ -61,104 +63,159 @@ class Rates:
         if gather is None:
             return rates
         factor = self.gather / gather
-        edges = {
-            kind: EdgeRate(rate.per_edge * factor, rate.per_byte * factor)
-            for kind, rate in self.edges.items()
-        }
         return replace(
-            rates, edges=edges, stream=self.stream / factor, dropout=self.dropout / factor
-        )
+            rates, slowed=self.slowed * factor, stream=self.stream / factor,
+            fresh=self.fresh / factor, dropout=self.dropout / factor,
+        )  # fmt: skip
 
     @property
     def gather(self) -> float:
         """Bytes a second that sums read of rows, wide ones."""
-        return 4 * WIDE / self.edges[SUMS].seconds(1, 4 * WIDE)
+        return 4 * WIDE / self.edges(SUMS, 1, WIDE, 1)
 
     def shared_by(self, workers: float) -> Rates:
         """Where so many workers take turns on what one of them was measured on."""
         if workers <= 1:
             return self
-        edges = {
-            kind: EdgeRate(rate.per_edge * workers, rate.per_byte * workers)
-            for kind, rate in self.edges.items()
-        }
         return Rates(
-            self.flops / workers, edges, self.stream / workers, self.dropout / workers,
-            self.call * workers,
+            self.flops / workers, self.edge, self.stream / workers, self.fresh / workers,
+            self.dropout / workers, self.call * workers, self.slowed * workers,
         )  # fmt: skip
 
 
+def _nominal_edge(kind: str, columns: int, heads: int) -> float:
+    per_edge, bandwidth = {
+        SUMS: (1e-9, 2e10), ATTENTION: (1e-8, 1.5e10), ATTENTION_GRAD: (2e-8, 8e9),
+        DROPPED: (3e-8, 1.5e10), DROPPED_GRAD: (4e-8, 8e9),
+    }[kind]  # fmt: skip
+    return per_edge + 4 * columns / bandwidth
+
+
 # A server core of 2020 with AVX2, for plans that measure nothing.
-NOMINAL = Rates(
-    flops=5e10,
-    edges={
-        SUMS: EdgeRate(1e-9, 1 / 2e10),
-        ATTENTION: EdgeRate(1e-8, 1 / 1.5e10),
-        ATTENTION_GRAD: EdgeRate(2e-8, 1 / 8e9),
-        DROPPED: EdgeRate(3e-8, 1 / 1.5e10),
-        DROPPED_GRAD: EdgeRate(4e-8, 1 / 8e9),
-    },
-    stream=8e9,
-    dropout=4e9,
-)
+NOMINAL = Rates(flops=5e10, edge=_nominal_edge, stream=8e9, fresh=3e9, dropout=4e9)
 
 
-def measure(
-    num_rows: int = 1 << 16, degree: int = 16, repeat: int = 3, clock: Clock = time.perf_counter
-) -> Rates:
-    """Run each kernel on random edges of a graph of this size, with torch's number of threads; a
-    second or two by the clock, unless another is given."""
+@dataclass(frozen=True)
+class Stopwatch:
+    """How rates are measured.
 
-    def seconds(run: Callable[[], object]) -> float:
+    Attributes:
+        threads: of the worker; torch's own number unless given.
+        others: workers that run at the same time on other cores of this machine, and slow down
+            what reads much of memory.
+        num_rows, degree: of the graph, whose edges are random.
+        repeat: the median of so many runs, after one to warm up, by `clock`.
+    """
+
+    threads: int = field(default_factory=torch.get_num_threads)
+    others: int = 0
+    num_rows: int = 1 << 16
+    degree: int = 16
+    repeat: int = 3
+    clock: Clock = time.perf_counter
+
+    def seconds(self, *runs: Callable[[], object]) -> list[float]:
+        """Of each."""
+        with on_threads(self.threads), _busy_others(self.others):
+            return [self._median(run) for run in runs]
+
+    def _median(self, run: Callable[[], object]) -> float:
         run()
         times = []
-        for _ in range(repeat):
-            start = clock()
+        for _ in range(self.repeat):
+            start = self.clock()
             run()
-            times.append(clock() - start)
+            times.append(self.clock() - start)
         return statistics.median(times)
 
-    measured = {kind: _edge_rate(run, num_rows, degree, seconds) for kind, run in KERNELS.items()}
-    rows, weight = torch.randn(num_rows, WIDE), torch.randn(WIDE, WIDE)
-    ids = torch.arange(num_rows)
-    product = seconds(lambda: rows @ weight)
-    stream = seconds(lambda: rows.relu())
-    out = torch.empty_like(rows)
-    dropped = seconds(lambda: kernels.dropout(rows, ids, out, p=0.5, seed=0, step=0, layer=0))
-    small = torch.randn(8, 8)
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """Offsets and sources."""
+        rng = torch.Generator().manual_seed(0)
+        size = (self.num_rows * self.degree,)
+        cols = torch.randint(self.num_rows, size, generator=rng, dtype=torch.int32, device="cpu")
+        return torch.arange(self.num_rows + 1, device="cpu") * self.degree, cols
+
+
+def measure(stopwatch: Stopwatch | None = None) -> Rates:
+    """Run the kernels of a worker on this machine. Those over edges are run when their rate is
+    first asked for, with the columns and heads of the model, which takes some tenths of a second
+    each."""
+    watch = Stopwatch() if stopwatch is None else stopwatch
+    rows, weight = torch.randn(watch.num_rows, WIDE), torch.randn(WIDE, WIDE)
+    ids, out, small = torch.arange(watch.num_rows), torch.empty_like(rows), torch.randn(8, 8)
+    product, stream, fill, fresh, dropped, calls = watch.seconds(
+        lambda: torch.mm(rows, weight, out=out),
+        lambda: torch.relu_(rows),
+        lambda: out.zero_(),
+        lambda: [torch.empty_like(rows).zero_() for _ in range(FRESH)],
+        lambda: kernels.dropout(rows, ids, out, p=0.5, seed=0, step=0, layer=0),
+        lambda: [small + small for _ in range(1000)],
+    )
+    fresh = max(fresh / FRESH - fill, fresh / FRESH / 100)
+
+    @cache
+    def edge(kind: str, columns: int, heads: int) -> float:
+        with _disable_current_modes():  # a dry run may be what asks
+            offsets, cols = watch.edges()
+            run = KERNELS[kind](offsets, cols, columns, heads)
+            return watch.seconds(run)[0] / cols.numel()
+
     return Rates(
-        flops=2 * num_rows * WIDE * WIDE / product, edges=measured,
-        stream=2 * rows.nbytes / stream, dropout=rows.nbytes / dropped,
-        call=seconds(lambda: [small + small for _ in range(1000)]) / 1000,
+        flops=2 * rows.numel() * WIDE / product, edge=edge, stream=2 * rows.nbytes / stream,
+        fresh=rows.nbytes / fresh, dropout=rows.nbytes / dropped, call=calls / 1000,
     )  # fmt: skip
 
 
-def _edge_rate(
-    prepare: Prepare, num_rows: int, degree: int,
-    seconds: Callable[[Callable[[], object]], float],
-) -> EdgeRate:  # fmt: skip
-    """From a run on narrow rows and one on wide ones."""
-    rng = torch.Generator().manual_seed(0)
-    cols = torch.randint(num_rows, (num_rows * degree,), generator=rng, dtype=torch.int32)
-    offsets = torch.arange(num_rows + 1) * degree
-    narrow, wide = (
-        seconds(prepare(offsets, cols, width)) / cols.numel() for width in (NARROW, WIDE)
-    )
-    per_byte = max(wide - narrow, wide / 100) / (4 * (WIDE - NARROW))
-    return EdgeRate(max(narrow - 4 * NARROW * per_byte, 0.0), per_byte)
+@contextmanager
+def on_threads(count: int | None) -> Iterator[None]:
+    """With so many threads of torch; None: as many as there are."""
+    if count is not None and count < 1:
+        raise ValueError(f"threads must be at least 1, got {count}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def _sums(offsets: Tensor, cols: Tensor, width: int) -> Callable[[], object]:
-    x = torch.randn(offsets.numel() - 1, width)
+@contextmanager
+def _busy_others(count: int) -> Iterator[None]:
+    """With so many threads that sum rows of their own all the time."""
+    done = threading.Event()
+
+    def work() -> None:
+        torch.set_num_threads(1)  # of this thread
+        watch = Stopwatch(threads=1)
+        sums = _sums(*watch.edges(), WIDE, 1)
+        while not done.is_set():
+            sums()
+
+    others = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for other in others:
+            other.join()
+
+
+# ---- The kernels over edges ---------------------------------------------------------------------
+
+
+def _sums(offsets: Tensor, cols: Tensor, columns: int, heads: int) -> Callable[[], object]:
+    x = torch.randn(offsets.numel() - 1, columns, device="cpu")
     out = torch.empty_like(x)
     return lambda: kernels.spmm(offsets[:-1], offsets[1:], cols, x, out, accumulate=False)
 
 
 def _attention(
-    offsets: Tensor, cols: Tensor, width: int, dropout: EdgeDropout | None = None
+    offsets: Tensor, cols: Tensor, columns: int, heads: int, dropout: EdgeDropout | None = None
 ) -> Callable[[], object]:
-    x, out = torch.randn(2, offsets.numel() - 1, width)
-    logit, top, total = torch.randn(3, len(x), HEADS)
+    x, out = torch.randn(2, offsets.numel() - 1, columns, device="cpu")
+    logit, top, total = torch.randn(3, len(x), heads, device="cpu")
     return lambda: kernels.gat(
         offsets[:-1], offsets[1:], cols, x, logit, logit, out, top, total, slope=0.2,
         dropout=dropout, accumulate=False,
@@ -166,22 +223,26 @@ def _attention(
 
 
 def _gradient(
-    offsets: Tensor, cols: Tensor, width: int, dropout: EdgeDropout | None = None
+    offsets: Tensor, cols: Tensor, columns: int, heads: int, dropout: EdgeDropout | None = None
 ) -> Callable[[], object]:
-    x, dout, dx = torch.randn(3, offsets.numel() - 1, width)
-    logit, dsource, dtarget = torch.randn(3, len(x), HEADS)
-    state = torch.rand(len(x), 4 * HEADS) + 1
-    index = None if dropout is None else torch.randperm(cols.numel())
+    x, dout, dx = torch.randn(3, offsets.numel() - 1, columns, device="cpu")
+    logit, dsource, dtarget = torch.randn(3, len(x), heads, device="cpu")
+    state = torch.rand(len(x), 4 * heads, device="cpu") + 1
+    index = None if dropout is None else torch.randperm(cols.numel(), device="cpu")
     return lambda: kernels.gat_grad(
         offsets[:-1], offsets[1:], cols, x, logit, state, dout, dx, dsource, dtarget, slope=0.2,
         index=index, dropout=dropout,
     )  # fmt: skip
 
 
+Prepare = Callable[..., Callable[[], object]]  # offsets, sources, columns, heads: what is timed
+
+
 def _dropped(run: Prepare) -> Prepare:
-    def prepare(offsets: Tensor, cols: Tensor, width: int) -> Callable[[], object]:
-        ids = torch.arange(cols.numel())
-        return run(offsets, cols, width, dropout=EdgeDropout(ids, 0.5, 0, 0, 0))
+    def prepare(offsets: Tensor, cols: Tensor, columns: int, heads: int) -> Callable[[], object]:
+        ids = torch.arange(cols.numel(), device="cpu")
+        dropout = EdgeDropout(ids, 0.5, 0, 0, 0)
+        return run(offsets, cols, columns, heads, dropout=dropout)
 
     return prepare
 
