@@ -118,7 +118,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr("fullgraph.training.launch.launch_agent", refuse)
+    monkeypatch.setattr("fullgraph.training.launch.run_workers", refuse)
     monkeypatch.setattr(sys, "argv", ["fullgraph", *command.split()])
     before = sorted(Path().iterdir())
     with pytest.raises(SystemExit) as ended:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from fullgraph.comm.group import Group
-from fullgraph.training.results import Epoch
+from fullgraph.training import tasks
+from fullgraph.training.results import Epoch, FitResult
 from fullgraph.training.resume import RunCheckpoints
-from fullgraph.training.tasks import train
 
 
 def note(group: Group, folder: str) -> None:
@@ -46,9 +49,26 @@ def train_and_die(group: Group, victim: int, epoch: int, marker: str, **argument
             os.kill(os.getpid(), signal.SIGKILL)
 
     RunCheckpoints.note = note  # type: ignore[method-assign]
-    train(group, **arguments)
+    tasks.train(group, **arguments)
 
 
 def fail_always(group: Group, folder: str, attempt: int = 0) -> None:
     Path(folder, f"{attempt}-{group.rank}").touch()
     raise KeyError(f"attempt {attempt}")
+
+
+def train_and_sample(group: Group, samples: str, **arguments: Any) -> None:
+    """`train`; leaves, for every evaluated epoch, the resident bytes and open descriptors."""
+    process, seen, plain = psutil.Process(), [], tasks.fit
+
+    def fit(*args: Any, on_epoch: Callable[[Epoch], None], **kwargs: Any) -> FitResult:
+        def look(epoch: Epoch) -> None:
+            on_epoch(epoch)
+            if epoch.metrics:
+                seen.append((process.memory_info().rss, process.num_fds()))
+
+        return plain(*args, on_epoch=look, **kwargs)
+
+    tasks.fit = fit  # type: ignore[assignment]
+    tasks.train(group, **arguments)
+    Path(samples, f"{group.rank}.json").write_text(json.dumps(seen))

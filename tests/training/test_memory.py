@@ -45,3 +45,27 @@ def test_an_earlier_peak_does_not_count() -> None:
     array = bytearray(b"1") * (128 * MB)
     del array
     assert memory.PeakMemory().bytes() < 32 * MB
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (MemoryError(), ""),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes. "
+                      "Error code 12 (Cannot allocate memory)"), " (it asked for 64 bytes)"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU"),
+         " (it asked for 2.00 GiB)"),
+        (RuntimeError("std::bad_alloc"), ""),
+        (OSError(12, "Cannot allocate memory"), ""),
+    ],
+)  # fmt: skip
+def test_errors_that_mean_that_memory_ran_out_say_what_to_do(
+    error: BaseException, asked: str
+) -> None:
+    said = memory.ran_out(error)
+    assert said is not None
+    assert said.startswith(f"MemoryError: memory ran out{asked}. More workers, ")
+
+
+def test_other_errors_do_not() -> None:
+    assert memory.ran_out(ValueError("memory is 3 bytes")) is None

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -32,6 +33,9 @@ class Group:
             `Group.of` for the default group of torch.distributed.
         timeout: the longest any single wait may take; None: what the process group was made with.
         store: where a failing rank leaves its message for the others (see `init`); None: nowhere.
+
+    Attributes:
+        on_wait: told before each wait what is waited for, and "" when it is over.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Group:
         self.rank = 0 if process_group is None else dist.get_rank(process_group)
         self.size = 1 if process_group is None else dist.get_world_size(process_group)
         self.timeout = timeout
+        self.on_wait: Callable[[str], None] = lambda operation: None
         self._store = store
 
     def __repr__(self) -> str:
@@ -94,10 +99,12 @@ class Group:
 
     def wait(self, work: dist.Work, operation: str) -> None:
         """Wait for a posted move; CommError naming `operation` when it fails or takes too long."""
+        self.on_wait(operation)
         try:
             work.wait() if self.timeout is None else work.wait(self.timeout)
         except RuntimeError as error:
             raise self._error(operation, error) from error
+        self.on_wait("")
 
     def all_reduce(self, tensor: Tensor, operation: str) -> Tensor:
         """Sum `tensor` over the ranks, in place; the same bits on every rank."""

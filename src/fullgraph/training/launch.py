@@ -1,43 +1,35 @@
-"""Starting workers on this machine through torch's elastic launcher, over loopback alone.
+"""Starting workers on this machine, over loopback alone, and ending all of them when one fails.
 
-The launcher's rendezvous here is a store that this process serves on 127.0.0.1; workers find it
-through MASTER_ADDR and MASTER_PORT. torch's own rendezvous would listen on every address.
+Workers meet at a store that this process serves on 127.0.0.1. Why one failed it tells in a file;
+what the others were waiting for meanwhile is in another (see `waits`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch.distributed import PrefixStore
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
-)
-from torch.distributed.launcher.api import LaunchConfig, launch_agent
-
-from fullgraph.comm.group import CommError
 from fullgraph.comm.rendezvous import LOOPBACK, loopback_store
+from fullgraph.training.waits import Waits
 
-BACKEND = "fullgraph-loopback"
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 INTERRUPTED = 130  # a worker's exit code then, which is what shells report for Ctrl-C
+POLL_SECONDS = 0.05
+NOTICE_SECONDS = 2.0  # for the others to notice by themselves that one is gone
+LEAVE_SECONDS = 30.0  # for rank 0 to leave a valid run folder once it was told to stop
+MOST_NAMED = 3
 
 # Signals reach a worker only once its own handlers are in place; until then they end it silently.
 START = (
@@ -47,11 +39,20 @@ START = (
 
 
 class WorkerError(RuntimeError):
-    """A worker failed: ``rank``, ``reason`` in a line, and ``trace``, its traceback or ""."""
+    """A worker failed: ``rank``, ``reason`` in a line, ``trace``, its traceback or "", and
+    ``waiting``, what others were waiting for then, by rank."""
 
-    def __init__(self, rank: int, reason: str, trace: str = "") -> None:
-        super().__init__(f"worker {rank} failed: {reason}")
+    def __init__(
+        self, rank: int, reason: str, trace: str = "", waiting: dict[int, str] | None = None
+    ) -> None:
         self.rank, self.reason, self.trace = rank, reason, trace
+        self.waiting = waiting or {}
+        named = [f"worker {r} ({what})" for r, what in self.waiting.items()]
+        more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+        text = f"worker {rank} failed: {reason}"
+        if named:
+            text += f"; waiting then: {', '.join(named[:MOST_NAMED] + more)}"
+        super().__init__(text)
 
 
 def default_threads(workers: int) -> int:
@@ -95,124 +96,163 @@ def run_workers(
 def _run_once(
     function: str, arguments: dict[str, Any], workers: int, threads: int, timeout: float
 ) -> None:
+    task = {
+        "function": function, "arguments": arguments, "threads": threads, "timeout": timeout,
+        "parent": os.getpid(),
+    }  # fmt: skip
     with (
-        _own_signal_handlers(),
         tempfile.TemporaryDirectory(prefix="fullgraph-") as folder,
-        _quiet_environment(threads),
+        _stop_signals() as stopped_by,
     ):
-        task = {
-            "function": function, "arguments": arguments, "threads": threads, "timeout": timeout,
-            "parent": os.getpid(),
-        }  # fmt: skip
-        file = Path(folder, "task.json")
-        file.write_text(json.dumps(task), encoding="utf-8")
-        config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=workers, run_id=uuid.uuid4().hex,
-            role="worker", rdzv_backend=BACKEND, rdzv_configs={"timeout": int(timeout) + 60},
-            max_restarts=0, local_addr=LOOPBACK, logs_specs=DefaultLogsSpecs(log_dir=folder),
-        )  # fmt: skip
+        Path(folder, "task.json").write_text(json.dumps(task), encoding="utf-8")
+        Waits.create(Path(folder, "waits"), workers)
+        store = loopback_store(0, workers, timedelta(seconds=timeout + 60))
+        processes: list[subprocess.Popen[bytes]] = []
         try:
-            launch_agent(config, sys.executable, ["-c", START, str(file)])
-        except ChildFailedError as error:
-            raise _first_cause(error.failures) from None
-        except SignalException as error:
-            raise KeyboardInterrupt from error
+            for rank in range(workers):
+                environment = _environment(rank, workers, threads, store.port)
+                processes.append(_start(folder, environment))
+            _watch(processes, Path(folder), timeout, stopped_by)
+        finally:
+            _stop(processes, stopped_by[0] if stopped_by else signal.SIGTERM)
 
 
-def _first_cause(failures: dict[int, ProcessFailure]) -> WorkerError:
-    """The failure that explains the others: those were waiting for a rank that is gone, or were
-    told to stop because of it."""
+def _environment(rank: int, workers: int, threads: int, port: int) -> dict[str, str]:
+    """What is told to a worker beside its task: as torchrun does, with a store that is served."""
+    told = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers,
+        "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True,
+        "OMP_NUM_THREADS": threads,
+    }  # fmt: skip
+    # Errors are told here, in one line, so torch's traces of lost connections are left out.
+    return {
+        "TORCH_CPP_LOG_LEVEL": "FATAL", **os.environ, **{k: str(v) for k, v in told.items()}
+    }  # fmt: skip
 
-    def is_consequence(rank: int) -> bool:
-        failure = failures[rank]
-        told_to_stop = failure.exitcode in (INTERRUPTED, -signal.SIGTERM)
-        return told_to_stop or _reason(failure)[0].startswith(CommError.__name__ + ":")
 
-    rank = min(failures, key=lambda rank: (is_consequence(rank), rank))
-    return WorkerError(rank, *_reason(failures[rank]))
+def _start(folder: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", START, folder], env=environment)
 
 
-def _reason(failure: ProcessFailure) -> tuple[str, str]:
-    message: Any = failure.message
-    if isinstance(message, dict):
-        trace = message.get("extraInfo", {}).get("py_callstack", "")
-        return str(message.get("message", "")), trace
-    if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
+def _watch(
+    processes: list[subprocess.Popen[bytes]], folder: Path, timeout: float, stopped_by: list[int]
+) -> None:
+    """Wait until all workers have ended well.
+
+    Raises WorkerError for the one that failed first, and KeyboardInterrupt.
+    """
+    failures: dict[int, Failure] = {}
+    deadline = float("inf")
+    while not stopped_by and time.monotonic() < deadline:
+        codes = [process.poll() for process in processes]
+        for rank, code in enumerate(codes):
+            if code and rank not in failures:
+                failures[rank] = Failure.read(folder, rank, code)
+                deadline = min(deadline, time.monotonic() + NOTICE_SECONDS)
+        if None not in codes:
+            break
+        time.sleep(POLL_SECONDS)
+    if stopped_by:
+        raise KeyboardInterrupt
+    if not failures:
+        return
+    silent = [rank for rank, process in enumerate(processes) if process.poll() is None]
+    waits = Waits.read(folder / "waits")
+    rank = _first_cause(failures, silent, waits, processes)
+    failure = failures.get(rank)
+    if failure is None:
+        stopped = ": it is stopped (SIGSTOP)" if _is_stopped(processes[rank].pid) else ""
+        failure = Failure(f"it did not answer the others within {timeout:g} s{stopped}")
+        processes[rank].kill()  # and it would not answer SIGTERM
+    waiting = {other: what for other, what in enumerate(waits) if what and other != rank}
+    raise WorkerError(rank, failure.reason, failure.trace, waiting)
+
+
+class Failure(NamedTuple):
+    """Why a worker ended. ``is_consequence``: it lost its connection to another, or waited in vain
+    for it."""
+
+    reason: str
+    trace: str = ""
+    is_consequence: bool = False
+
+    @staticmethod
+    def file(folder: Path, rank: int) -> Path:
+        """Where a worker leaves its own account, which is written by `write`."""
+        return folder / f"failed-{rank}.json"
+
+    def write(self, folder: Path, rank: int) -> None:
+        self.file(folder, rank).write_text(json.dumps(self), encoding="utf-8")
+
+    @staticmethod
+    def read(folder: Path, rank: int, code: int) -> Failure:
+        """code: with which the worker ended."""
+        try:
+            return Failure(*json.loads(Failure.file(folder, rank).read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # it had no time to
+            pass
+        if code > 0:
+            return Failure(f"it ended with exit code {code}")
+        name = signal.Signals(-code).name
         hint = ", which the system sends when memory runs out" if name == "SIGKILL" else ""
-        return f"it was ended by {name}{hint}", ""
-    return f"it ended with exit code {failure.exitcode}", ""
+        return Failure(f"it was ended by {name}{hint}")
+
+
+def _first_cause(
+    failures: dict[int, Failure], silent: list[int], waits: list[str],
+    processes: list[subprocess.Popen[bytes]],
+) -> int:  # fmt: skip
+    """The rank that explains the others: one that failed by itself, or else has not even noticed
+    that others gave up."""
+    for rank, failure in failures.items():
+        if not failure.is_consequence:
+            return rank
+    return min(
+        silent or failures,
+        key=lambda rank: (not _is_stopped(processes[rank].pid), bool(waits[rank]), rank),
+    )
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP holds a process, as far as the system tells (Linux)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+def _stop(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
+    """Ask processes to end, and after a while make them."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        process.send_signal(number)
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while running and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        running = [process for process in running if process.poll() is None]
+        for process in running:
+            if _is_stopped(process.pid):
+                process.kill()
+    for process in running:
+        process.kill()
+    for process in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel, on a dead disk
+            process.wait(LEAVE_SECONDS)
 
 
 @contextmanager
-def _own_signal_handlers() -> Iterator[None]:
-    """Put back the handlers of this process, which the launcher replaces and leaves so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+def _stop_signals() -> Iterator[list[int]]:
+    """A list that gets the signals which ask this process to stop, instead of being ended at any
+    moment; those that were ignored before still are."""
+    arrived: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in STOPS}
+        handlers = {n: h for n, h in handlers.items() if h not in (signal.SIG_IGN, None)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: arrived.append(number))
     try:
-        yield
+        yield arrived
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _quiet_environment(threads: int) -> Iterator[None]:
-    """What workers inherit: their number of threads. Errors are told by us, in one line, so the
-    launcher's own reports and torch's stack traces of lost connections are left out."""
-    changed = {"OMP_NUM_THREADS": str(threads)}
-    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
-        changed["TORCH_CPP_LOG_LEVEL"] = "FATAL"
-    before = {name: os.environ.get(name) for name in changed}
-    disabled = logging.root.manager.disable
-    os.environ.update(changed)
-    logging.disable(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
-
-
-class _LoopbackRendezvous(RendezvousHandler):
-    """One launcher and its workers, which share a store on 127.0.0.1."""
-
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self.run_id = parameters.run_id
-        seconds = int(parameters.config["timeout"])
-        self.store = loopback_store(0, 1, timedelta(seconds=seconds))
-
-    def get_backend(self) -> str:
-        return BACKEND
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        place = RendezvousStoreInfo(LOOPBACK, self.store.port)
-        return RendezvousInfo(PrefixStore("launcher", self.store), 0, 1, place)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self.run_id
-
-    def shutdown(self) -> bool:
-        return True
-
-
-rendezvous_handler_registry.register(BACKEND, _LoopbackRendezvous)

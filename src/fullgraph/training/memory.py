@@ -1,14 +1,17 @@
-"""Peak memory of this process since a moment: its high-water mark, less what it held then."""
+"""Memory of this process: its peak since a moment, and errors that mean that it ran out."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import sys
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
+RAN_OUT = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory")
+TRIED = re.compile(r"tried to allocate ([\d.]+ ?\w+)", re.IGNORECASE)
 
 
 class PeakMemory:
@@ -47,3 +50,18 @@ def _status(key: str) -> int:
 def _lifetime_peak() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def ran_out(error: BaseException) -> str | None:
+    """A line on what to do, where an error means that there was no memory; otherwise None.
+
+    Python, torch on a CPU, torch on a GPU, kernels and the system each say so in their own way.
+    """
+    if not (isinstance(error, MemoryError) or RAN_OUT.search(str(error))):
+        return None
+    tried = TRIED.search(str(error))
+    return (
+        f"MemoryError: memory ran out{f' (it asked for {tried[1]})' if tried else ''}. More "
+        "workers, fewer --hidden columns and the schedule sequential need less; `fullgraph plan` "
+        "says how much"
+    )
