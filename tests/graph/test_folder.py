@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fullgraph.graph import check_part
 from fullgraph.graph import folder as module
 from fullgraph.graph.folder import GraphFolderError, PartitionedFolder, save
 from fullgraph.graph.partition import PartitionedInMemory, PartitionedVertexCut, partition
@@ -94,7 +96,7 @@ ROWS = random_cut(random_graph(60, 900), 3).meta.part_nodes[0]
 def test_an_edge_of_a_vertex_cut_that_leads_nowhere_is_refused_when_it_is_loaded(
     name: str, value: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK", 4)
+    monkeypatch.setattr(check_part, "CHUNK", 4)
 
     class Wrong(PartitionedVertexCut):
         def part(self, k: int) -> Part:
@@ -262,6 +264,33 @@ def test_arrays_that_do_not_fit_the_description_are_refused(
         monkeypatch.setattr(module, "expected_arrays", lambda meta, k, out=change: iter(out))
         with pytest.raises(GraphFolderError, match=r"part-00000.*array '.*' is .*the graph says"):
             PartitionedFolder.open(path)
+
+
+@pytest.mark.parametrize("name", [PART, "graph.json"])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_plain_file_is_refused(path: Path, name: str, kind: str) -> None:
+    """Even where a link leads to what was written: nothing outside of the folder is read."""
+    (path / name).rename(path.with_name(name))
+    if kind == "link":
+        (path / name).symlink_to(path.with_name(name))
+    else:
+        os.mkfifo(path / name)
+    with pytest.raises(GraphFolderError, match=f"{name} cannot be read: it is|has no graph.json"):
+        PartitionedFolder.open(path)
+
+
+def test_a_node_or_edge_that_is_in_two_parts_is_found_by_verify(tmp_path: Path) -> None:
+    class Twice(PartitionedInMemory):
+        def part(self, k: int) -> Part:
+            part = super().part(k)
+            part.edge_id[-1] = 899 if k else part.edge_id[-1]
+            return part
+
+    made = partition(random_graph(60, 900), 2, "contiguous")
+    save(Twice(made.graph, made.assignment, 2), tmp_path / "twice")
+    opened = PartitionedFolder.open(tmp_path / "twice")
+    with pytest.raises(GraphFolderError, match=r"twice is not valid: edge \d+ is in no part"):
+        opened.verify()
 
 
 def test_a_part_that_does_not_exist_is_refused(path: Path) -> None:

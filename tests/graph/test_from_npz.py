@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,12 @@ def test_sparse_features_become_dense(tmp_path: Path) -> None:
         ({**csr(np.eye(4)), "x": np.eye(4)}, "features come as x or as all of"),
         ({**csr(np.eye(4)), "x_indices": np.array([0, 1, 2, 9])}, "column|ind"),
         ({**csr(np.eye(4)), "x_shape": np.array([4])}, "x_shape must hold two sizes"),
+        ({**csr(np.eye(4)), "x_shape": np.array([4, 2**40])}, "more than 1000 times its size"),
+        ({**csr(np.eye(4)), "x_indptr": np.eye(4)}, "should be 1-D"),
+        ({"num_nodes": 2**40}, "would take .* bytes, which is more than 1000 times its size"),
+        ({"y": np.zeros(4, np.uint32)}, "y must hold numbers, got uint32"),
+        ({"x": np.zeros((4, 1), np.longdouble)}, "x must hold numbers, got .*128"),
+        ({"edge_index": np.array([["a"], ["b"]])}, "edge_index must hold numbers, got <U1"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_name_and_the_reason(
@@ -126,6 +133,70 @@ def test_a_wrong_file_is_refused_with_its_name_and_the_reason(
 ) -> None:
     with pytest.raises(ValueError, match=rf"graph.npz: .*({message})"):
         read_npz(write(tmp_path, **arrays))
+
+
+def test_numbers_of_the_other_byte_order_are_read(tmp_path: Path) -> None:
+    y = np.array([3, 1, 2, 0])
+    whole = read(write(tmp_path, y=y.astype(">i8"), edge_index=EDGES.astype(">i4")))
+    assert whole.y.tolist() == y.tolist()  # type: ignore[union-attr]
+    assert np.array_equal(whole.edge_index.numpy(), EDGES)
+
+
+def array(header: str, data: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+def described(shape: str, descr: str = "'<f4'") -> bytes:
+    return array(f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            described("(1000000000000, 1)"),
+            r"x cannot be read: float32 \[1000000000000, 1\] does not",
+        ),
+        (described("(4294967296, 4294967296)"), "x cannot be read: float32"),
+        (described("(99999999999999999999,)"), "x cannot be read: float32"),
+        (described("(-1,)"), "x cannot be read"),
+        (described("(1,)", "'|O'"), "x cannot be read: .*allow_pickle"),
+        (array("{'descr': (\n"), "x cannot be read"),
+        (array("[" * 300), "x cannot be read"),
+        (b"source,destination", "x cannot be read"),
+        (b"", "x cannot be read"),
+    ],
+)
+def test_an_array_that_says_what_is_not_so_is_refused(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
+    path = write(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x.npy", data)
+    with pytest.raises(ValueError, match=rf"graph.npz: {message}"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize(("how", "message"), [
+    (zipfile.ZIP_DEFLATED, r"would take 80,000,\d+ bytes, more than 100 times its size; write it"),
+    (zipfile.ZIP_BZIP2, "more than 100 times its size"),
+])  # fmt: skip
+def test_a_small_file_that_inflates_to_much_is_refused(
+    tmp_path: Path, how: int, message: str
+) -> None:
+    path = write(tmp_path)
+    with zipfile.ZipFile(path, "a", how) as archive:
+        archive.writestr("x.npy", described("(4, 5000000)")[:-1] + b" \n" + bytes(80_000_000))
+    with pytest.raises(ValueError, match=message):
+        read_npz(path)
+
+
+def test_an_array_packed_as_numpy_does_not_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("x.npy", described("(4, 1)") + bytes(16))
+    with pytest.raises(ValueError, match="x is packed in a way that NumPy does not use"):
+        read_npz(path)
 
 
 def test_missing_arrays_are_named(tmp_path: Path) -> None:

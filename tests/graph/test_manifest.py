@@ -19,6 +19,7 @@ from fullgraph.graph.manifest import (
 from fullgraph.graph.partition import partition
 from fullgraph.graph.parts import GraphMeta
 from tests.graph.small import random_cut, random_graph
+from tests.typed_graphs import typed_parts
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,15 @@ def test_every_array_of_a_part_is_expected(meta: GraphMeta) -> None:
         (lambda c: c["parts"][0].update(file="../x.safetensors"), r"is in '../x.safetensors', not"),
         (lambda c: c["parts"][0].update(file="/etc/passwd"), r"is in '/etc/passwd', not in 'part-"),
         (lambda c: c["parts"][1].update(sha256=None), "sha256 is None, not a text"),
+        (lambda c: c["parts"][1].update(labelled=99), "nodes, of which more are labelled"),
+        (lambda c: c.update(num_features=5), "array 'x' cannot be float32 of shape .2. a row"),
+        (lambda c: c["fields"].pop(0), "there are 2 features, but no array 'x'"),
+        (lambda c: c["fields"].append(c["fields"][0]), "an array is listed twice"),
+        (lambda c: c["fields"][1].update(dtype="bool"), "array 'y' cannot be bool"),
+        (lambda c: c["fields"][2].update(dtype="int64"), "array 'mask.train' cannot be int64"),
+        (lambda c: c["fields"][4].update(shape=[2]), "array 'edge_weight' cannot be float32"),
+        (lambda c: c["fields"][5].update(shape=[]), "array 'edge_attr' cannot be float32"),
+        (lambda c: c["fields"][4].update(name="edge_type"), "array 'edge_type' cannot be float32"),
     ],
 )
 def test_a_description_that_is_not_right_is_refused(
@@ -115,6 +125,24 @@ def test_a_description_that_is_not_right_is_refused(
     with pytest.raises(GraphFolderError, match=message) as caught:
         read_manifest(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(num_relations=9), "num_relations is 9, but 7 are listed"),
+        (lambda c: c["fields"].pop(0), "there are node types, but no array 'edge_type'"),
+        (lambda c: c["fields"][2].update(name="y"), "array 'y' cannot be int64"),
+        (lambda c: c["node_types"][0].update(num_features=9), "array 'x.0' cannot be float64"),
+    ],
+)
+def test_a_description_of_a_typed_graph_that_is_not_right_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    save(typed_parts(2), tmp_path / "typed")
+    edit(tmp_path / "typed" / "graph.json", change)
+    with pytest.raises(GraphFolderError, match=message):
+        read_manifest(tmp_path / "typed" / "graph.json")
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,20 @@ from tests.graph.small import graph
 
 
 @pytest.mark.parametrize(
-    "source", ["plantd:nodes=3,edges=1", "Cora", "missing.npz", "", ".", 3, None, [1]]
+    "source",
+    [
+        "plantd:nodes=3,edges=1",
+        "Cora",
+        "missing.npz",
+        "",
+        ".",
+        3,
+        None,
+        [1],
+        "~nobody/x.npz",
+        "a\0b",
+        "a" * 5000,
+    ],
 )
 def test_what_cannot_be_read_gets_a_list_of_what_can(source: Any) -> None:
     with pytest.raises(ValueError, match=r"graph") as caught:
@@ -26,6 +41,18 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     path.write_text("0,1\n")
     with pytest.raises(ValueError, match=r"graph.csv does not end in .npz"):
         read(path)
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "graph.npz")
+    with pytest.raises(ValueError, match="neither a file nor a known name"):
+        read(tmp_path / "graph.npz")
+
+
+def test_the_file_of_an_invalid_graph_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "graph.npz", edge_index=np.array([[0], [7]]), num_nodes=3)
+    with pytest.raises(ValueError, match=r"graph\.npz: edge_index\[1, 0\] is 7"):
+        read(tmp_path / "graph.npz")
 
 
 def test_a_partitioned_folder_is_recognised(tmp_path: Path) -> None:

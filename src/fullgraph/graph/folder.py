@@ -1,14 +1,16 @@
 """A partitioned graph on disk: ``graph.json`` and one safetensors file a part, no pickle.
 
-Opening checks the description, and of each file presence, size and header; a part's checksum is
-checked when it is first loaded. Parts are memory-mapped: pages are read when they are touched, so
-a process holds what it uses of its own parts.
+Opening checks the description, and of each file presence, size and header; a part's checksum and
+all its indices are checked when it is first loaded. Parts are memory-mapped: pages are read when
+they are touched, so a process holds what it uses of its own parts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fullgraph.graph.check_part import check_part
 from fullgraph.graph.manifest import (
     FILE,
     GraphFolderError,
@@ -28,6 +31,7 @@ from fullgraph.graph.manifest import (
     write_manifest,
 )
 from fullgraph.graph.parts import MASK, GraphMeta, Part, Partitioned, edge_arrays, node_arrays
+from fullgraph.graph.plain_file import plain_file
 from fullgraph.graph.replace import appearing
 
 __all__ = ["GraphFolderError", "PartitionedFolder", "save"]
@@ -155,7 +159,8 @@ class PartitionedFolder:
     def open(cls, path: str | PathLike[str], check: bool = True) -> PartitionedFolder:
         """Open a folder that `save` wrote; reads no part.
 
-        check: compare a part's checksum when it is first loaded (reads the part once more).
+        check: look at a part when it is first loaded: its checksum, and every index in it (reads
+        the part once more). Without, what is damaged leads a kernel to other memory.
         Raises GraphFolderError for a folder that is damaged, incomplete, foreign or too new.
         """
         folder = Path(path)
@@ -178,29 +183,46 @@ class PartitionedFolder:
         """Part k, 0 <= k < meta.num_parts, memory-mapped; writing to its tensors stays private.
 
         Raises GraphFolderError when the file is gone, its size or checksum does not fit, or, where
-        checksums are compared, edges of a vertex cut lead to rows that are not there.
+        parts are checked, it cannot be a part of this graph; see `check_part`.
         """
         if not 0 <= k < self.meta.num_parts:
             raise ValueError(f"part {k} does not exist; there are {self.meta.num_parts}, from 0")
         self._check_size(k)
-        if unchecked := k in self._unchecked:
+        if k in self._unchecked:
             self._check_sum(k)
+            try:
+                check_part(self.meta, self._read(k))  # whose pages are let go again
+            except ValueError as error:
+                raise GraphFolderError(
+                    f"{self._file(k)} is not valid: {error}; partition the graph again"
+                ) from error
+            self._unchecked.discard(k)
+        return self._read(k)
+
+    def _read(self, k: int) -> Part:
         with _safetensors(self._file(k)) as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if unchecked and "dst_part" in arrays:
-            _check_destinations(self._file(k), self.meta, arrays["dst_part"], arrays["dst"])
-        self._unchecked.discard(k)
         masks = {key: arrays.pop(MASK + key) for key in self.meta.mask_names}
         typed = [field.name for field in self.meta.fields if field.of is not None]
         by_type = {name: arrays.pop(name) for name in typed}
         return Part(index=k, masks=masks, by_type=by_type, **{"x": None, "y": None, **arrays})
 
     def verify(self) -> None:
-        """Compare the checksum of every part, and look at all that `part` checks. Raises
-        GraphFolderError naming a damaged file."""
+        """Look at all that `part` looks at, of every part, and that no node or edge is missing, as
+        where two parts have the same. Raises GraphFolderError naming what is damaged."""
         self._unchecked = set(range(self.meta.num_parts))
+        found = {"node": torch.zeros(self.meta.num_nodes, dtype=torch.bool),
+                 "edge": torch.zeros(self.meta.num_edges, dtype=torch.bool)}  # fmt: skip
         for k in range(self.meta.num_parts):
-            self.part(k)
+            part = self.part(k)
+            found["node"][part.node_id] = True
+            found["edge"][part.edge_id] = True
+        for what, known in found.items():
+            if not bool(known.all()):
+                raise GraphFolderError(
+                    f"{self.path} is not valid: {what} {int(known.to(torch.uint8).argmin())} is in "
+                    "no part; partition the graph again"
+                )
 
     def _file(self, k: int) -> Path:
         return self.path / self._files[k].file
@@ -215,11 +237,14 @@ class PartitionedFolder:
 
     def _check_size(self, k: int) -> None:
         path, wanted = self._file(k), self._files[k].bytes
-        if not path.is_file():
+        try:
+            size = plain_file(path).stat().st_size
+        except FileNotFoundError as error:
             raise GraphFolderError(
                 f"{path} is missing; copy the whole folder, or partition the graph again"
-            )
-        size = path.stat().st_size
+            ) from error
+        except OSError as error:
+            raise GraphFolderError(f"{path} cannot be read: {error}") from error
         if size != wanted:
             raise GraphFolderError(
                 f"{path} has {size} bytes instead of {wanted}; it was cut off or replaced: copy "
@@ -242,31 +267,12 @@ class PartitionedFolder:
         _check_arrays(str(path), self.meta, k, header)
 
 
-def _check_destinations(path: Path, meta: GraphMeta, dst_part: Tensor, dst: Tensor) -> None:
-    """Raise GraphFolderError unless every edge of a vertex cut leads to a row that there is."""
-    num_rows = torch.tensor(meta.part_nodes, dtype=torch.int64)
-    for start in range(0, dst.numel(), CHUNK):
-        parts, rows = dst_part[start : start + CHUNK].long(), dst[start : start + CHUNK]
-        if (i := _first((parts < 0) | (parts >= meta.num_parts))) is not None:
-            what, allowed = f"dst_part[{start + i}] is {int(parts[i])}", f"{meta.num_parts} parts"
-        elif (i := _first((rows < 0) | (rows >= num_rows[parts]))) is not None:
-            what = f"dst[{start + i}] is {int(rows[i])} in part {int(parts[i])}"
-            allowed = f"{int(num_rows[parts[i]])} rows"
-        else:
-            continue
-        raise GraphFolderError(
-            f"{path} is not valid: {what}, but there are {allowed}; partition the graph again"
-        )
-
-
-def _first(bad: Tensor) -> int | None:
-    return int(bad.to(torch.uint8).argmax()) if bool(bad.any()) else None
-
-
-def _safetensors(path: Path) -> Any:
+@contextmanager
+def _safetensors(path: Path) -> Iterator[Any]:
     try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise GraphFolderError(
             f"{path} is damaged: {error}; restore the file, or partition the graph again"
         ) from error

@@ -92,6 +92,8 @@ def read_pyg(name: str, root: Path, split: int = 0) -> WholeGraph | TypedGraph:
     from torch_geometric import datasets
 
     kind, graph = _resolve(name)
+    if graph.startswith(".") or set(graph) & {"/", "\\"}:
+        raise ValueError(f"pyg:{name}: {graph!r} would be a path, not the name of a graph")
     loader = getattr(datasets, kind, None)
     if not isinstance(loader, type):
         raise ValueError(_unknown(name))

@@ -29,6 +29,7 @@ from fullgraph.graph.parts import (
     NodeTypeMeta,
     RelationMeta,
 )
+from fullgraph.graph.plain_file import plain_file
 from fullgraph.graph.whole import SPLITS
 
 FORMAT = "fullgraph-partitioned"
@@ -37,7 +38,8 @@ FORMAT = "fullgraph-partitioned"
 VERSION = 3
 FILE = "graph.json"
 FIELD_NAMES = (*NODE_FIELDS, *EDGE_FIELDS, *(MASK + key for key in SPLITS))
-DTYPES = ("bfloat16", "float32", "float64", "int64", "bool")
+FLOATS = ("bfloat16", "float32", "float64")
+DTYPES = (*FLOATS, "int64", "bool")
 COUNTS = ("num_nodes", "num_edges", "num_features", "num_classes", "num_parts")
 
 
@@ -131,7 +133,7 @@ def read_manifest(path: Path) -> tuple[GraphMeta, tuple[PartFile, ...]]:
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(plain_file(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise GraphFolderError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -150,9 +152,8 @@ def _build(content: dict[str, Any]) -> tuple[GraphMeta, tuple[PartFile, ...]]:
     node_types = tuple(_node_type(entry) for entry in content["node_types"]) if typed else ()
     relations = tuple(_relation(entry) for entry in content["relations"]) if typed else ()
     num_types = {False: len(node_types), True: len(relations)}
+    num_relations = _count(content, "num_relations") if typed else 0
     fields = tuple(_field(entry, num_types) for entry in content["fields"])
-    if node_types:
-        _check_types(files, node_types, relations)
     for key, listed in (
         ("num_parts", len(files)),
         ("num_nodes", sum(file.nodes for file in files)),
@@ -160,7 +161,12 @@ def _build(content: dict[str, Any]) -> tuple[GraphMeta, tuple[PartFile, ...]]:
     ):
         if counts[key] != listed:
             raise ValueError(f"{key} is {counts[key]}, but the parts add up to {listed}")
+        if counts[key] < 1 and key != "num_edges":
+            raise ValueError(f"{key} is 0; a graph has at least one")
     placement = _placement(content, typed=bool(node_types))
+    _check_fields(counts, fields, node_types)
+    if node_types:
+        _check_types(files, node_types, relations, num_relations)
     held = content["part_held"] if placement == VERTEX_CUT else ()
     part_held = tuple(_count({"part_held": n}, "part_held") for n in held)
     if placement == VERTEX_CUT:
@@ -175,7 +181,7 @@ def _build(content: dict[str, Any]) -> tuple[GraphMeta, tuple[PartFile, ...]]:
         fingerprint=_text(content, "fingerprint"),
         placement=placement,
         part_held=part_held,
-        num_relations=_count(content, "num_relations") if typed else 0,
+        num_relations=num_relations,
         node_types=node_types,
         relations=relations,
     )
@@ -208,11 +214,10 @@ def _part_file(k: int, entry: dict[str, Any]) -> PartFile:
     # Only this name, so that no name can lead out of the folder.
     if entry["file"] != part_file_name(k):
         raise ValueError(f"part {k} is in {entry['file']!r}, not in {part_file_name(k)!r}")
-    return PartFile(
-        file=entry["file"],
-        **{key: _count(entry, key) for key in ("nodes", "edges", "labelled", "bytes")},
-        sha256=_text(entry, "sha256"),
-    )
+    counts = {key: _count(entry, key) for key in ("nodes", "edges", "labelled", "bytes")}
+    if counts["labelled"] > counts["nodes"]:
+        raise ValueError(f"part {k} has {counts['nodes']} nodes, of which more are labelled")
+    return PartFile(file=entry["file"], **counts, sha256=_text(entry, "sha256"))
 
 
 def _node_type(entry: dict[str, Any]) -> NodeTypeMeta:
@@ -231,8 +236,11 @@ def _check_types(
     files: tuple[PartFile, ...],
     node_types: tuple[NodeTypeMeta, ...],
     relations: tuple[RelationMeta, ...],
+    num_relations: int,
 ) -> None:
     """Raise ValueError unless the types of a part add up to what the part has."""
+    if num_relations != len(relations):
+        raise ValueError(f"num_relations is {num_relations}, but {len(relations)} are listed")
     known = {node_type.name for node_type in node_types}
     for relation in relations:
         if not {relation.source, relation.target} <= known:
@@ -258,6 +266,44 @@ def _field(entry: dict[str, Any], num_types: dict[bool, int]) -> Field:
         raise ValueError(f"field {entry['name']!r} of dtype {entry['dtype']!r} is unknown")
     shape = tuple(_count({"shape": size}, "shape") for size in entry["shape"])
     return Field(entry["name"], entry["dtype"], shape)
+
+
+def _check_fields(
+    counts: dict[str, int], fields: tuple[Field, ...], node_types: tuple[NodeTypeMeta, ...]
+) -> None:
+    """Raise ValueError unless arrays are as in `WholeGraph`, each once; where nodes have types, all
+    but edge_type are of one type."""
+    names = {field.name for field in fields}
+    if len(names) < len(fields):
+        raise ValueError("an array is listed twice")
+    widths = {f"x.{t}": kind.num_features for t, kind in enumerate(node_types)}
+    for name, width in {"x": counts["num_features"], **widths}.items():
+        if width and name not in names:
+            raise ValueError(f"there are {width} features, but no array {name!r}")
+    if node_types and "edge_type" not in names:
+        raise ValueError("there are node types, but no array 'edge_type'")
+    for field in fields:
+        of_one_type = bool(node_types) and field.base != "edge_type"
+        sizes = counts if field.of is None or field.of_edges else asdict(node_types[field.of])
+        if of_one_type != (field.of is not None) or not _fits(field, sizes):
+            raise ValueError(
+                f"array {field.name!r} cannot be {field.dtype} of shape {list(field.shape)} a row"
+            )
+
+
+def _fits(field: Field, sizes: dict[str, Any]) -> bool:
+    """sizes: has num_features and num_classes."""
+    is_float, shape = field.dtype in FLOATS, field.shape
+    if field.base == "x":
+        return is_float and shape == (sizes["num_features"],)
+    if field.base == "y" and is_float:
+        return shape == (sizes["num_classes"],)
+    if field.base == "edge_attr":
+        return is_float and len(shape) == 1
+    if field.base == "edge_weight":
+        return is_float and shape == ()
+    wanted = "int64" if field.base in ("y", "edge_type") else "bool"
+    return field.dtype == wanted and shape == ()
 
 
 def _count(entry: dict[str, Any], key: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -60,18 +61,28 @@ def read(
             fails `validate`.
     """
     graph = _dispatch(source, split, Path(root).expanduser())
+    try:
+        graph = _checked(graph, allow_nonfinite)
+    except ValueError as error:
+        if isinstance(source, (str, PathLike)):
+            raise ValueError(f"{source}: {error}") from error
+        raise
     if isinstance(graph, TypedGraph):
-        validate_typed(graph, allow_nonfinite)
-        graph = canonical_typed(graph)
         if not any(nodes.masks for nodes in graph.nodes):
             split_nodes = (_with_split(nodes, train, val, seed) for nodes in graph.nodes)
             graph = replace(graph, nodes=tuple(split_nodes))
         return graph
-    validate(graph, allow_nonfinite)
-    graph = canonical(graph)
     if not graph.masks and graph.y is not None:
         graph = replace(graph, masks=random_split(_known(graph.y), train, val, seed))
     return graph
+
+
+def _checked(graph: WholeGraph | TypedGraph, allow_nonfinite: bool) -> WholeGraph | TypedGraph:
+    if isinstance(graph, TypedGraph):
+        validate_typed(graph, allow_nonfinite)
+        return canonical_typed(graph)
+    validate(graph, allow_nonfinite)
+    return canonical(graph)
 
 
 def _with_split(nodes: Nodes, train: float, val: float, seed: int) -> Nodes:
@@ -108,23 +119,34 @@ def _dispatch(source: Source, split: int, root: Path) -> WholeGraph | TypedGraph
         return read_ogb(rest, root)
     if colon and scheme == "planted":
         return generate(parse_planted(text))
-    return _read_path(Path(text), split)
+    return read_npz(_npz_file(Path(text)), split)
 
 
-def _read_path(path: Path, split: int) -> WholeGraph:
-    path = path.expanduser()
-    if path.is_dir():
+def check_source(text: str) -> None:
+    """Raises ValueError for a name that `read` does not know, or a file that is not there; reads
+    nothing."""
+    scheme = text.partition(":")[0]
+    if scheme == "planted":
+        parse_planted(text)
+    elif scheme not in ("pyg", "ogb"):
+        _npz_file(Path(text))
+
+
+def _npz_file(path: Path) -> Path:
+    # Those of os.path say no to what can be no name, where pathlib's raise.
+    path = Path(os.path.expanduser(path)) if "\0" not in str(path) else path
+    if os.path.isdir(path):
         if (path / "graph.json").exists():
             raise ValueError(
                 f"{path} is a partitioned graph, not a whole one: open it with "
                 "PartitionedFolder.open"
             )
         raise ValueError(f"{path} is a folder.\n{_forms()}")
-    if not path.exists():
+    if not os.path.isfile(path):
         raise ValueError(f"{str(path)!r} is neither a file nor a known name.\n{_forms()}")
     if path.suffix != ".npz":
         raise ValueError(f"{path} does not end in .npz.\n{_forms()}")
-    return read_npz(path, split)
+    return path
 
 
 def _forms() -> str:

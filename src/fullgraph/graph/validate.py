@@ -32,8 +32,7 @@ def validate(graph: WholeGraph, allow_nonfinite: bool = False) -> None:
     _check_floats("edge_weight", graph.edge_weight, (graph.num_edges,), allow_nonfinite)
     _check_floats("edge_attr", graph.edge_attr, (graph.num_edges, None), allow_nonfinite)
     _check_types(graph)
-    _check_labels(graph)
-    _check_masks(graph)
+    validate_labels(graph)
     if "train" in graph.masks and not bool(graph.masks["train"].any()):
         raise ValueError("train_mask has no True value: there is no node to train on")
 
@@ -49,8 +48,7 @@ def validate_typed(graph: TypedGraph, allow_nonfinite: bool = False) -> None:
         with _of(f"node type {nodes.name!r}"):
             _check_nodes(nodes.num_nodes, at_least=0)
             _check_floats("x", nodes.x, (nodes.num_nodes, None), allow_nonfinite)
-            _check_labels(nodes)
-            _check_masks(nodes)
+            validate_labels(nodes)
     if graph.num_nodes == 0:
         raise ValueError("no node type has any nodes: a graph needs at least one node")
     training = [nodes.masks["train"] for nodes in graph.nodes if "train" in nodes.masks]
@@ -69,6 +67,12 @@ def validate_typed(graph: TypedGraph, allow_nonfinite: bool = False) -> None:
             num_edges = relation.num_edges
             _check_floats("edge_weight", relation.edge_weight, (num_edges,), allow_nonfinite)
             _check_floats("edge_attr", relation.edge_attr, (num_edges, None), allow_nonfinite)
+
+
+def validate_labels(graph: WholeGraph | Nodes) -> None:
+    """Of labels and masks alone, which may be those of no node or of none in the training mask."""
+    _check_labels(graph)
+    _check_masks(graph)
 
 
 @contextmanager
