@@ -36,6 +36,8 @@ def test_figures_are_told_from_graphs(text: str, is_one: bool) -> None:
         ("halo=some", "halo='some' is not a number"),
         ("halo=nan", "halo='nan' is not a number"),
         ("halo=-1", "halo=-1.0 must be 0 or more"),
+        ("halo=1e300", r"halo=1e\+300 must be 0 or more"),
+        ("nodes=1e300", "nodes=10+.* is more than any graph has"),
         ("train=2", "train=2.0 must be between 0 and 1"),
         ("features=0", "features=0 must be at least 1"),
         ("weight=1", "'weight' is unknown; there are nodes, edges, features, classes, halo"),

@@ -38,6 +38,7 @@ def test_quantities_are_read(
         (units.parse_bytes, "16Gb", "--x '16Gb' is not understood"),
         (units.parse_bytes, "-1GB", "--x '-1GB' is not understood"),
         (units.parse_bytes, "0GB", "--x must be more than 0, got '0GB'"),
+        (units.parse_bytes, "1e309B", "--x must be finite, got '1e309B'"),
         (units.parse_bytes, "10Gbps", "units: B, kB, KB, MB"),
         (units.parse_rate, "10GB", "write it as 10Gbps or 1.2GB/s"),
         (units.parse_rate, "fast", "--x 'fast' is not understood"),

@@ -44,7 +44,8 @@ class Placement:
             return text
         if text in ("destination", "vertex-cut"):
             return Placement(text)
-        found = re.fullmatch(r"grid:([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?", text)
+        size = "([1-9][0-9]{0,8})"
+        found = re.fullmatch(f"grid:{size}x{size}(?:x{size})?", text)
         if found is None:
             raise ValueError(f"placement must be {FORMS}, got {text!r}")
         rows, cols, feats = (int(n or 1) for n in found.groups())

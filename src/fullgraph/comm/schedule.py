@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class Schedule:
         if text in _PLAIN:
             return _PLAIN[text]()
         if kind == "delayed":
-            if rest.isascii() and rest.isdecimal() and int(rest) > 0:
+            if _NUMBER.fullmatch(rest) and int(rest) > 0:
                 return delayed(int(rest))
             raise ValueError(
                 "schedule 'delayed:r' takes a whole number r of 1 or more, the number of epochs "
@@ -57,7 +58,8 @@ class Schedule:
         options = dict(item.partition("=")[::2] for item in rest.split(",") if item)
         unknown = set(options) - {"prefetch", "remat"}
         prefetch, remat = options.get("prefetch", "1"), options.get("remat", "on")
-        if kind == "sequential" and not unknown and prefetch.isdecimal() and remat in _SWITCH:
+        fits = not unknown and _NUMBER.fullmatch(prefetch) and remat in _SWITCH
+        if kind == "sequential" and fits:
             return sequential(int(prefetch), _SWITCH[remat])
         raise ValueError(
             f"schedule must be {EXACT}, or, approximately, 'delayed:r' or 'local'; got {text!r}"
@@ -65,6 +67,7 @@ class Schedule:
 
 
 _SWITCH = {"on": True, "off": False}
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def sequential(prefetch: int = 1, remat: bool = True) -> Schedule:

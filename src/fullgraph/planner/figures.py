@@ -38,13 +38,16 @@ class GraphFigures:
         for key, low in (("nodes", 1), ("edges", 0), ("features", 1), ("classes", 1)):
             if getattr(self, key) < low:
                 raise ValueError(f"{key}={getattr(self, key)} must be at least {low}")
+            if getattr(self, key) > LARGEST:
+                raise ValueError(f"{key}={getattr(self, key)} is more than any graph has")
         for key in ("train", "loops"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ValueError(f"{key}={getattr(self, key)} must be between 0 and 1")
-        if self.halo is not None and self.halo < 0:
+        if self.halo is not None and not 0 <= self.halo <= LARGEST:
             raise ValueError(f"halo={self.halo} must be 0 or more: rows needed for each row owned")
 
 
+LARGEST = 2**48  # of ids of nodes and edges
 GIVEN = ("nodes", "edges", "features", "classes", "halo", "train")
 FORM = "nodes=111e6,edges=3.2e9,features=128,classes=172,halo=0.3"
 

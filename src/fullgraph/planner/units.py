@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -44,6 +45,8 @@ def _parse(
     value = float(found[1]) * units[found[2]]
     if not zero and value <= 0:
         raise ValueError(f"{name} must be more than 0, got {text!r}")
+    if math.isinf(value):
+        raise ValueError(f"{name} must be finite, got {text!r}")
     return value
 
 
