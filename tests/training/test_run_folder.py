@@ -12,8 +12,6 @@ import torch
 from fullgraph.training.config import GraphOptions, RunConfig
 from fullgraph.training.curves import draw_curves
 from fullgraph.training.models import ModelOptions
-from fullgraph.training.progress import TrainingProgress
-from fullgraph.training.results import Epoch
 from fullgraph.training.run_folder import RunFolder, RunFolderError, replacing
 
 LINES = [
@@ -138,18 +136,3 @@ def test_curves_are_a_picture_even_of_nothing(tmp_path: Path, lines: list[dict])
     draw_curves(path, lines, "roc_auc", "sage on <graph_1>", tested=3 if lines else None)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_plain_lines_say_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
-    with TrainingProgress(100, "accuracy") as progress:
-        for number in range(1, 101):
-            metrics = {"train": 0.5, "val": 0.25} if number % 10 == 0 else {}
-            peak = [2_000_000, 2_500_000_000] if metrics else []
-            progress.show(Epoch(number, 1.25, 0.5, 0, metrics, 0.0, peak))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "epoch   1/100  loss 1.2500  0.5 s an epoch"
-    assert lines[-1] == (
-        "epoch 100/100  loss 1.2500  validation accuracy 0.2500  0.5 s an epoch  "
-        "peak memory 2.50 GB a worker"
-    )
-    assert len(lines) == 21

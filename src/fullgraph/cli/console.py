@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from fullgraph.training.events import Log
     from fullgraph.training.launch import WorkerError
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
 # What people's input and surroundings lead to; other errors are ours, and come with a traceback.
 EXPECTED = ("ValueError", "CommError", "LoadError", "GraphFolderError", "RunFolderError",
-            "CheckpointError", "UnsupportedLayerError", "MemoryError")  # fmt: skip
+            "CheckpointError", "CheckpointWriteError", "WriteError", "UnsupportedLayerError",
+            "MemoryError")  # fmt: skip
 
 
 def fail(message: str, code: int | None = USAGE) -> None:
@@ -33,8 +35,8 @@ def fail(message: str, code: int | None = USAGE) -> None:
 
 @contextmanager
 def errors_in_a_line() -> Iterator[None]:
-    """What a person can do something about becomes one line and exit code 2; with
-    FULLGRAPH_TRACEBACK=1 it stays an exception."""
+    """What a person can do something about becomes one line and exit code 2, or 1 where it is a
+    disk that is full or read-only; with FULLGRAPH_TRACEBACK=1 it stays an exception."""
     try:
         yield
     except Exception as error:
@@ -42,7 +44,8 @@ def errors_in_a_line() -> Iterator[None]:
         expected = isinstance(error, kinds) or type(error).__name__ in EXPECTED
         if not expected or os.environ.get("FULLGRAPH_TRACEBACK"):
             raise
-        fail(str(error) or type(error).__name__)
+        disk = "WriteError" in (kind.__name__ for kind in type(error).__mro__)
+        fail(str(error) or type(error).__name__, FAILED if disk else USAGE)
 
 
 def fail_for_worker(error: WorkerError) -> None:
@@ -61,24 +64,29 @@ def leave_interrupted(message: str = "") -> NoReturn:
 
 
 class Stages:
-    """Says what is under way and how long it took: a spinner on a terminal, else lines.
+    """Says what is under way and how long it took: a spinner on a terminal, and a line.
 
-    quiet: say nothing.
+    quiet: say nothing. log: to say it to, as events; without one, to stdout.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(self, quiet: bool = False, log: Log | None = None) -> None:
+        self.quiet, self.log = quiet, log
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         start = time.monotonic()
-        if self.quiet or not sys.stdout.isatty():
-            yield
-        else:
+        log = self.log
+        if log.on_terminal if log is not None else not self.quiet and sys.stdout.isatty():
             from rich.console import Console
             from rich.markup import escape
 
             with Console().status(escape(name)):
                 yield
-        if not self.quiet:
-            print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
+        else:
+            yield
+        seconds = time.monotonic() - start
+        text = f"{name}: {seconds:.1f} s"
+        if log is not None:
+            log(name.partition(" ")[0], text, seconds=seconds)
+        elif not self.quiet:
+            print(text, flush=True)

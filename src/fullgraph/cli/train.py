@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fullgraph.cli.console import Stages, errors_in_a_line, fail_for_worker, leave_interrupted
+from fullgraph.cli.dry_run import check_launcher, commands
+from fullgraph.training.events import Log
 
 if TYPE_CHECKING:
     from fullgraph.training.config import RunConfig
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
 
 MODELS = "gcn, sage, gin, gat, graphconv, sgc, appnp or mlp"
 
-NOT_OF_THE_RUN = ("out", "overwrite", "as_json", "resume", "max_restarts")
+NOT_OF_THE_RUN = ("out", "overwrite", "as_json", "resume", "max_restarts", "log_json",
+                  "tensorboard", "dry_run", "hosts", "launcher")  # fmt: skip
 
 
 def train(
@@ -54,8 +58,8 @@ def train(
     parts: Annotated[int | None, typer.Option(
         help="Parts to make of the graph; one a worker unless given.")] = None,
     method: Annotated[str | None, typer.Option(
-        help="Partitioning: metis, random (unless given, of a grid), contiguous; of a vertex cut, "
-        "libra.")] = None,
+        help="Partitioning: metis, ldg, kahypar, random (unless given, of a grid) or contiguous; "
+        "of a vertex cut, libra.")] = None,
     placement: Annotated[str | None, typer.Option(
         help="Where edges live: destination, vertex-cut or grid:RxCxK, with R·C·K workers; auto: "
         "what `fullgraph plan` finds fastest on this machine. Unless given, as the folder was "
@@ -91,22 +95,41 @@ def train(
         "--overwrite", help="Replace a run folder that is there.")] = False,
     as_json: Annotated[bool, typer.Option(
         "--json", help="Print the result as JSON, as the last line; nothing else.")] = False,
+    log_json: Annotated[bool, typer.Option(
+        "--log-json", help="Log JSON, an object a line and event; to stderr where --json is given.")
+    ] = False,
+    tensorboard: Annotated[bool, typer.Option(
+        "--tensorboard", help="Write curves for TensorBoard into the run folder, too.")] = False,
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="Check what can be checked, print the command, and start nothing.")
+    ] = False,
+    launcher: Annotated[str | None, typer.Option(
+        help="With --dry-run: print a complete file for torchrun, slurm or kubernetes.")] = None,
+    hosts: Annotated[int | None, typer.Option(
+        help="With --dry-run: how many hosts share the workers, under torchrun or slurm.")] = None,
 ) -> None:  # fmt: skip
     """Train a model on the whole graph with any number of workers: exactly, unless told not to."""
-    options = {k: v for k, v in locals().items() if k not in NOT_OF_THE_RUN}
+    given = dict(locals())
+    options = {k: v for k, v in given.items() if k not in NOT_OF_THE_RUN}
+    how = {"quiet": as_json, "log_json": log_json, "tensorboard": tensorboard}
     with errors_in_a_line():
+        check_launcher(dry_run, hosts, launcher)
         config = _config(**options)
-        config = _placed(config, as_json) if placement == "auto" else config
+        config = _placed(config, Log(None, as_json or dry_run)) if placement == "auto" else config
         config.validate()
         _check_restarts(resume, max_restarts, overwrite, out)
+        if tensorboard:
+            from fullgraph.training.board import check_installed
+
+            check_installed()
         out = _default_out(config) if out is None else out
-        if "WORLD_SIZE" in os.environ:
-            is_first = _train_here(config, out, overwrite, as_json, resume)
+        if dry_run:
+            _check_out(config, out, overwrite, resume)
+            print(commands(train, given, config, out), end="")
+        elif "WORLD_SIZE" in os.environ:
+            _train_here(config, out, overwrite, resume, how)
         else:
-            is_first = True
-            _train_with_workers(config, out, overwrite, as_json, resume, max_restarts)
-        if is_first:
-            _say_result(out, as_json)
+            _train_with_workers(config, out, overwrite, resume, max_restarts, how)
 
 
 def _check_restarts(resume: bool, max_restarts: int, overwrite: bool, out: Path | None) -> None:
@@ -135,16 +158,16 @@ def _config(
     from fullgraph.training.options import FitOptions
 
     workers = _num_workers(workers)
+    here = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or workers))
     # Found again by `fullgraph predict` from another folder.
-    source = (
-        str(Path(graph).expanduser().absolute()) if Path(graph).expanduser().exists() else graph
-    )
+    path = os.path.expanduser(graph)
+    source = str(Path(path).absolute()) if os.path.exists(path) else graph
     return RunConfig(
         graph=GraphOptions(source, split, parts, method, normalize_features),
         model=ModelOptions(model, layers, hidden, dropout, input_dropout, norm, heads),
         training=FitOptions(**training),
         workers=workers,
-        threads=threads if threads is not None else default_threads(max(1, workers)),
+        threads=threads if threads is not None else default_threads(here),
         schedule=schedule,
         placement=placement,
         wire=wire,
@@ -153,7 +176,7 @@ def _config(
     )
 
 
-def _placed(config: RunConfig, quiet: bool) -> RunConfig:
+def _placed(config: RunConfig, log: Log) -> RunConfig:
     """With the placement that the planner chooses."""
     import dataclasses
 
@@ -166,9 +189,8 @@ def _placed(config: RunConfig, quiet: bool) -> RunConfig:
         )
     from fullgraph.planner.auto import place
 
-    chosen = place(config, Stages(quiet))
-    if not quiet:
-        print(f"placement: {chosen.placement}", flush=True)
+    chosen = place(config, Stages(log=log))
+    log("placement", f"placement: {chosen.placement}", placement=chosen.placement)
     return dataclasses.replace(config, placement=chosen.placement)
 
 
@@ -215,9 +237,17 @@ def _resumed(folder: RunFolder, config: RunConfig) -> RunConfig | None:
     return dataclasses.replace(config, training=training)
 
 
+def _check_out(config: RunConfig, out: Path, overwrite: bool, resume: bool) -> None:
+    from fullgraph.training.run_folder import RunFolder
+
+    if not (resume and _resumed(RunFolder(out), config)):
+        RunFolder(out).check_free(overwrite)
+
+
 def _train_with_workers(
-    config: RunConfig, out: Path, overwrite: bool, quiet: bool, resume: bool, max_restarts: int
-) -> None:
+    config: RunConfig, out: Path, overwrite: bool, resume: bool, max_restarts: int,
+    how: dict[str, Any],
+) -> None:  # fmt: skip
     """Read and partition here, train in workers, and see that the folder is valid in any case."""
     from fullgraph.comm.placed_edges import check_placement
     from fullgraph.comm.placement import Placement
@@ -226,35 +256,31 @@ def _train_with_workers(
     from fullgraph.training.prepare import partitioned_folder
     from fullgraph.training.run_folder import RunFolder
 
-    folder = RunFolder(out)
+    folder, log = RunFolder(out), Log(None, how["quiet"], how["log_json"])
     resumed = _resumed(folder, config) if resume else None
     config = resumed or config
-    before = folder.result() if resumed and folder.has_result() else None
+    before = _result_before(folder, resumed)
     if resumed is None:
         folder.check_free(overwrite)
-    with partitioned_folder(config.graph, config.workers, Stages(quiet), config.placement) as graph:
+    stages = Stages(log=log)
+    with partitioned_folder(config.graph, config.workers, stages, config.placement) as graph:
         check_graph(graph.meta, config.training)
         placement = Placement.parse(config.placement or graph.meta.placement)
         check_placement(graph, placement, config.workers)
         if resumed is None:
             folder.create(config.to_json(), overwrite)
-        if not quiet:
-            print(f"starting {config.workers} worker(s) of {config.threads} thread(s)", flush=True)
-            if config.approximate:
-                print(f"training is approximate: {config.approximate}", flush=True)
+        _say_start(config, log, f"starting {config.workers} worker(s)")
         arguments = {
-            "config": config.to_json(), "out": str(out.absolute()), "quiet": quiet,
+            "config": config.to_json(), "out": str(out.absolute()), **how,
             "graph": str(graph.path.absolute()), "resume": resumed is not None,
         }  # fmt: skip
 
         def on_restart(error: WorkerError, number: int) -> dict[str, Any]:
-            print(f"fullgraph: {' '.join(str(error).split())}; starting all workers again from the "
-                  f"last checkpoint, {number} of {max_restarts}", file=sys.stderr)  # fmt: skip
+            text = (f"{' '.join(str(error).split())}; starting all workers again from the last "
+                    f"checkpoint, {number} of {max_restarts}")  # fmt: skip
+            log("restart", text, failed=error.rank, restart=number)
+            print(f"fullgraph: {text}", file=sys.stderr)
             return {"resume": True}
-
-        def end_early(status: str, error: str = "") -> None:
-            if before is None or not folder.has_result() or folder.result() != before:
-                folder.end_early(status, error)
 
         try:
             run_workers(
@@ -262,52 +288,100 @@ def _train_with_workers(
                 config.timeout, max_restarts, on_restart,
             )  # fmt: skip
         except WorkerError as error:
-            end_early("failed", str(error))
+            _end_early(folder, before, "failed", str(error))
+            log("failure", str(error), failed=error.rank)
             fail_for_worker(error)
         except KeyboardInterrupt:
-            end_early("interrupted")
+            _end_early(folder, before, "interrupted")
+            _say_result(out, how["quiet"], log)
             leave_interrupted(f"interrupted; what there is so far is in {out}")
+    _say_result(out, how["quiet"], log)
 
 
-def _train_here(config: RunConfig, out: Path, overwrite: bool, quiet: bool, resume: bool) -> bool:
-    """As one of the workers that torchrun started; whether this one is rank 0."""
+def _say_start(config: RunConfig, log: Log, who: str, **fields: Any) -> None:
+    text = f"{who} of {config.threads} thread(s)"
+    log("start", text, workers=config.workers, threads=config.threads, **fields)
+    if config.approximate:
+        text = f"training is approximate: {config.approximate}"
+        log("approximate", text, approximate=config.approximate)
+
+
+def _result_before(folder: RunFolder, resumed: RunConfig | None) -> dict[str, Any] | None:
+    """Of the run that is resumed, where it had come to one."""
+    return folder.result() if resumed is not None and folder.has_result() else None
+
+
+def _end_early(
+    folder: RunFolder, before: dict[str, Any] | None, status: str, error: str = ""
+) -> None:
+    """Say in the folder how the run ended; the result of one that was not gone on with stays."""
+    if before is None or not folder.has_result() or folder.result() != before:
+        folder.end_early(status, error)
+
+
+def _train_here(
+    config: RunConfig, out: Path, overwrite: bool, resume: bool, how: dict[str, Any]
+) -> None:
+    """As one of the workers that torchrun, or a batch system, started."""
+    import torch
+
     from fullgraph.comm.group import init
     from fullgraph.training.checkpoint import tell
+    from fullgraph.training.interrupts import stop_on_signals
     from fullgraph.training.run_folder import RunFolder
     from fullgraph.training.tasks import train as train_task
 
+    stop_on_signals(int(os.environ.get("RANK", "0")))
+    torch.set_num_threads(config.threads)
     group = init(timeout=config.timeout)
+    log = Log(group.rank, how["quiet"], how["log_json"])
+    where = f"on {socket.gethostname()}, process {os.getpid()}"
+    _say_start(config, log, f"starting {where},", host=socket.gethostname(), pid=os.getpid())
+    folder = RunFolder(out) if group.rank == 0 else None
+    before, began = None, False
     try:
-        resume = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        resumed = _resumed(RunFolder(out), config) if resume and group.rank == 0 else None
-        if group.rank == 0 and resumed is None:
-            RunFolder(out).create(config.to_json(), overwrite)
+        # torchrun counts a restart on the host whose worker failed, not always on the others.
+        restarts = torch.tensor([int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))])
+        resume = resume or bool(group.all_reduce(restarts, "the number of restarts"))
+        resumed = _resumed(folder, config) if resume and folder is not None else None
+        if folder is not None and resumed is None:
+            folder.create(config.to_json(), overwrite)
+        if folder is not None:
+            before, began = _result_before(folder, resumed), True
         given = {"config": (resumed or config).to_json(), "resume": resumed is not None}
-        train_task(group, **tell(group, given), out=str(out), quiet=quiet)
+        interrupted = train_task(group, **tell(group, given), out=str(out), **how)
     except Exception as error:
         group.report_failure(error)
+        log("failure", f"{type(error).__name__}: {error}", failed=group.rank)
+        if folder is not None and began:
+            _end_early(folder, before, "failed", str(error))
         raise
-    return group.rank == 0
+    if folder is not None:
+        _say_result(out, how["quiet"], log)
+    if interrupted:
+        there = f"interrupted; what there is so far is in {out}"
+        leave_interrupted(there if folder is not None else "")
 
 
-def _say_result(out: Path, as_json: bool) -> None:
+def _say_result(out: Path, as_json: bool, log: Log) -> None:
     from fullgraph.training.progress import megabytes
     from fullgraph.training.run_folder import RunFolder
 
     result = RunFolder(out).result()
     if as_json:
         print(json.dumps({"run": str(out), **result}), flush=True)
-    if result["status"] == "interrupted":  # under torchrun
-        leave_interrupted(f"interrupted; what there is so far is in {out}")
-    if as_json:
-        return
-    if result["test"] is not None:
-        print(f"test {result['metric']} {result['test']:.4f} (epoch {result['tested_epoch']})")
+    lines = []
+    if result.get("test") is not None:
+        lines.append(f"test {result['metric']} {result['test']:.4f} "
+                     f"(epoch {result['tested_epoch']})")  # fmt: skip
     if result.get("approximate"):
         exact = "evaluated exactly" if result["wire"] == "float32" else "as is its evaluation"
-        print(f"training is approximate ({result['approximate']}), {exact}")
-    peak = max(result["peak_memory_bytes"], default=0)
-    print(
-        f"{result['epochs']} epochs, {result['epoch_seconds']:.3g} s each (median), peak memory "
-        f"{megabytes(peak)} a worker\nrun folder: {out}"
-    )
+        lines.append(f"training is approximate ({result['approximate']}), {exact}")
+    if result.get("epoch_seconds") is not None:
+        peak = megabytes(max(result["peak_memory_bytes"], default=0))
+        lines.append(f"{result['epochs']} epochs, {result['epoch_seconds']:.3g} s each (median), "
+                     f"peak memory {peak} a worker")  # fmt: skip
+    lines.append(f"run folder: {out}")
+    fields = {name: value for name, value in result.items() if name != "traffic"}
+    log("result", f"{result['status']}\n" * (not log.on_terminal) + "\n".join(lines),
+        run=str(out), **fields)  # fmt: skip

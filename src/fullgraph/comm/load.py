@@ -44,8 +44,8 @@ def load(
         schedule: "sequential" (default) or "oneshot"; or, approximately, "delayed:r" or "local".
             See `Schedule`.
         parts: how many parts to make, by default one a rank. Not for a partitioned folder.
-        method, seed: of partitioning: "metis" (by default; "random" for a grid), "random" or
-            "contiguous", or "libra" (for a vertex cut).
+        method, seed: of partitioning: "metis" (by default; "random" for a grid), "ldg", "kahypar",
+            "random" or "contiguous", or "libra" (for a vertex cut).
         max_block_bytes: the largest message of rows.
         placement: where edges live: "destination", "vertex-cut" or "grid:RxCxK", see `Placement`.
             By default what a partitioned folder is for, and otherwise "destination".

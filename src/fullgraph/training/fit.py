@@ -42,7 +42,8 @@ def fit(
     model: torch.nn.Module, graph: DistributedGraph, options: FitOptions | None = None, *,
     on_epoch: Callable[[Epoch], None] | None = None, forward: Forward = run_model,
     checkpoints: str | PathLike[str] | None = None, resume: bool = False,
-    on_start: Callable[[FitResult], None] | None = None, **changes: Any,
+    on_start: Callable[[FitResult], None] | None = None,
+    on_checkpoint: Callable[[int], None] | None = None, **changes: Any,
 ) -> FitResult:  # fmt: skip
     """Train with Adam on the cross-entropy of the training rows. Every rank calls it.
 
@@ -63,6 +64,8 @@ def fit(
             none. What was then and is now may differ in epochs, checkpoints, drift checks,
             schedule, placement, wire, partition and number of ranks; all else is refused.
         on_start: called on every rank before the first epoch, with what was resumed.
+        on_checkpoint: called after a checkpoint was saved, with the last epoch in it: on every
+            rank, and of an interrupt on rank 0.
 
     Raises:
         ValueError: an option or the graph does not fit; names it.
@@ -76,7 +79,7 @@ def fit(
     vars(model)["parameters_checked"] = True  # as they have just been made the same
     run = Run(model, graph, options, forward)
     result = run.result
-    kept = RunCheckpoints(run, checkpoints, resume)
+    kept = RunCheckpoints(run, checkpoints, resume, on_checkpoint)
     if on_start is not None:
         on_start(result)
     try:

@@ -1,17 +1,15 @@
-"""What a person sees while a model trains: a progress bar on a terminal, else plain lines."""
+"""What a person sees while a model trains: a progress bar on a terminal, else an event an epoch."""
 
 from __future__ import annotations
 
-import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from fullgraph.training.events import Log
 from fullgraph.training.results import Epoch
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-PLAIN_LINES = 20  # about so many in all
 
 
 class TrainingProgress:
@@ -19,17 +17,16 @@ class TrainingProgress:
 
     Args:
         epochs: how many there will be at most.
-        quiet: show nothing.
+        log: where they are told; what it says meanwhile appears above the bar.
     """
 
-    def __init__(self, epochs: int, metric: str, quiet: bool = False) -> None:
-        self.epochs, self.metric, self.quiet = epochs, metric, quiet
-        self._every = max(1, -(-epochs // PLAIN_LINES))
+    def __init__(self, epochs: int, metric: str, log: Log) -> None:
+        self.epochs, self.metric, self.log = epochs, metric, log
         self._last: Epoch | None = None
         self._bar: Progress | None = None
 
     def __enter__(self) -> TrainingProgress:
-        if not self.quiet and sys.stdout.isatty():
+        if self.log.on_terminal:
             from rich.progress import BarColumn, Progress, TextColumn
 
             self._bar = Progress(BarColumn(bar_width=10), TextColumn("{task.description}"))
@@ -47,15 +44,12 @@ class TrainingProgress:
     def show(self, epoch: Epoch) -> None:
         if epoch.metrics:
             self._last = epoch
-        if self.quiet:
-            return
-        if epoch.drift:
-            say = print if self._bar is None else self._bar.console.print
-            say(self.drift_line(epoch))
+        fields = epoch.to_json()
+        if drift := fields.pop("drift", None):
+            self.log("drift", self.drift_line(epoch), epoch=epoch.epoch, **drift)
+        self.log("epoch", self.line(epoch), **fields)
         if self._bar is not None:
             self._bar.update(self._task, completed=epoch.epoch, description=self.short(epoch))
-        elif epoch.epoch % self._every == 0 or epoch.epoch in (1, self.epochs):
-            print(self.line(epoch), flush=True)
 
     def line(self, epoch: Epoch) -> str:
         """One epoch in words, with the latest metric and memory that are known."""

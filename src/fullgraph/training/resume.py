@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -55,11 +56,14 @@ class RunCheckpoints:
 
     ``snapshot``: on rank 0, the run and its random numbers at the end of the last epoch, as an
     interrupt may come at any moment, when nothing is to be had of other ranks. ``saved``: the last
-    epoch that has a checkpoint.
+    epoch that has a checkpoint, which ``on_saved`` is told.
     """
 
-    def __init__(self, run: Run, folder: str | PathLike[str] | None, resume: bool) -> None:
-        self.run, self.every = run, run.options.checkpoint_every
+    def __init__(
+        self, run: Run, folder: str | PathLike[str] | None, resume: bool,
+        on_saved: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.run, self.every, self.on_saved = run, run.options.checkpoint_every, on_saved
         self.rows: list[dict[str, Any]] = []
         self.snapshot: tuple[Snapshot, Tensor] | None = None
         self.saved = 0
@@ -105,6 +109,7 @@ class RunCheckpoints:
         snapshot = self.snapshot[0] if self.snapshot else None
         save_snapshot(self.folder, snapshot, self.run.graph, self.run.options.keep_checkpoints)
         self.saved = len(self.rows)
+        self._tell(self.saved)
 
     def save_alone(self) -> None:
         """After an interrupt: the last epoch that was whole, unless that was done, or other ranks
@@ -116,6 +121,11 @@ class RunCheckpoints:
         snapshot, random = self.snapshot
         if snapshot.epoch not in (int(path.name[6:]) for path in find(self.folder)[:1]):
             save_alone(self.folder, snapshot, random, self.run.options.keep_checkpoints)
+            self._tell(snapshot.epoch)
+
+    def _tell(self, epoch: int) -> None:
+        if self.on_saved is not None:
+            self.on_saved(epoch)
 
     def _resume(self) -> None:
         run = self.run

@@ -6,8 +6,10 @@
     model.safetensors  the weights that were tested, by the model's own parameter names
     curves.png         loss and metrics against epochs
     checkpoints        folders from which training can go on (see `training.snapshot`)
+    tensorboard        the same curves, where they were asked for (see `training.board`)
 
-Every file but metrics.jsonl is written beside its place and renamed into it.
+Every file but metrics.jsonl and those for TensorBoard is written beside its place and renamed into
+it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 WEIGHTS, CURVES, CHECKPOINTS = "model.safetensors", "curves.png", "checkpoints"
+TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"
 FILES = (CONFIG, METRICS, RESULT, WEIGHTS, CURVES)
 FORMAT, VERSION = "fullgraph-run", 1
 
@@ -65,12 +68,18 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for name in FILES:
             (self.path / name).unlink(missing_ok=True)
+        for path in self.tensorboard.glob(EVENTS):
+            path.unlink()
         remove_all(self.checkpoints)
         self._write_json(CONFIG, {"format": FORMAT, "version": VERSION, **config})
 
     @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / TENSORBOARD
 
     def begin(self, config: dict[str, Any], lines: list[dict[str, Any]]) -> None:
         """Training begins, or goes on: with this configuration, after these lines of metrics."""
@@ -89,6 +98,8 @@ class RunFolder:
             raise RunFolderError(f"{self.path} exists; choose another --out, or add --overwrite")
         inside = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {""}
         ours = {CHECKPOINTS} if is_ours(self.checkpoints) else set()
+        if all(path.match(EVENTS) for path in self.tensorboard.glob("*")):
+            ours.add(TENSORBOARD)
         strange = sorted(inside - set(FILES) - ours)
         if CONFIG not in inside or strange:
             raise RunFolderError(

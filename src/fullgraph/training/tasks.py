@@ -14,8 +14,10 @@ from fullgraph.comm.group import Group
 from fullgraph.comm.load import load
 from fullgraph.graph.folder import PartitionedFolder
 from fullgraph.nn.convert import convert
+from fullgraph.training.board import Board
 from fullgraph.training.config import RunConfig
 from fullgraph.training.curves import draw_curves
+from fullgraph.training.events import Log
 from fullgraph.training.fit import check_graph, check_untyped, fit, normalize_features
 from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import build_model, run_model
@@ -26,42 +28,53 @@ from fullgraph.training.run_folder import CURVES, RunFolder, replacing
 
 def train(
     group: Group, config: dict[str, Any], out: str, graph: str | None = None, quiet: bool = False,
-    resume: bool = False,
-) -> None:  # fmt: skip
-    """Train as `config` (of a `RunConfig`) says; rank 0 fills the run folder `out`.
+    resume: bool = False, log_json: bool = False, tensorboard: bool = False,
+) -> bool:  # fmt: skip
+    """Train as `config` (of a `RunConfig`) says; rank 0 fills the run folder `out`. Whether it was
+    interrupted.
 
     graph: a partitioned folder; without one, `config` names a source, which rank 0 partitions.
+    quiet, log_json: of rank 0's `Log`. tensorboard: write curves for it, too.
     resume: go on from the last checkpoint in `out`, if there is one.
     """
     options = RunConfig.from_json(config)
     data = open_graph(group, options, graph)
     check_graph(data.meta, options.training)
     folder = RunFolder(out) if group.rank == 0 else None
+    log = Log(group.rank, quiet, log_json) if folder is not None else Log(quiet=True)
+    boards: list[Board] = []
     torch.manual_seed(options.training.seed)
     model = build_model(options.model, data.num_features, data.num_classes)
-    with TrainingProgress(
-        options.training.epochs, options.training.metric, quiet or group.rank != 0
-    ) as progress:
+    with TrainingProgress(options.training.epochs, options.training.metric, log) as progress:
 
         def on_start(result: FitResult) -> None:
             check_exact(options, result)
             if folder is not None:
+                done = len(result.epochs)
                 folder.begin({**config, "data": sizes(data)}, [e.to_json() for e in result.epochs])
-                if result.epochs and not quiet:
-                    print(f"going on after epoch {len(result.epochs)}", flush=True)
+                if done:
+                    log("resume", f"going on after epoch {done}", epoch=done)
+                if tensorboard:
+                    boards.append(Board(folder.tensorboard, options.training.metric, done))
 
         def on_epoch(epoch: Epoch) -> None:
             if folder is not None:
                 folder.add_metrics(epoch.to_json())
                 progress.show(epoch)
+                for board in boards:
+                    board.add(epoch)
 
         result = fit(
             model, data, options.training, on_epoch=on_epoch, on_start=on_start,
             checkpoints=RunFolder(out).checkpoints, resume=resume,
+            on_checkpoint=lambda n: log("checkpoint", f"checkpoint after epoch {n}", epoch=n),
         )  # fmt: skip
+    for board in boards:
+        board.close()
     traffic = None if result.interrupted else _traffic(data)
     if folder is not None:
         finish(folder, model, options, result, data, traffic)
+    return result.interrupted
 
 
 def check_exact(config: RunConfig, result: FitResult) -> None:
