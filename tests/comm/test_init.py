@@ -10,17 +10,17 @@ import sys
 import pytest
 
 from fullgraph.comm.group import CommError, init
+from fullgraph.comm.interface import loopback_interface
 from fullgraph.comm.rendezvous import (
     Place,
     all_ranks_are_here,
     is_loopback,
-    loopback_interface,
     loopback_store,
 )
 
 VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME",
-    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT",
+    "NCCL_SOCKET_IFNAME", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT",
 )  # fmt: skip
 
 

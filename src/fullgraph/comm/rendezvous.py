@@ -1,7 +1,7 @@
 """Where the ranks meet: their store, on loopback alone when all of them are on this machine.
 
-torch's own TCPStore listens on every address of the machine, so for a run on one machine the
-socket is made here, bound to loopback, and handed to the store.
+torch's own TCPStore listens on every address of the machine, so the socket is made here, bound to
+MASTER_ADDR alone, and handed to the store.
 """
 
 from __future__ import annotations
@@ -9,12 +9,26 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import threading
+from collections.abc import Callable
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import torch.distributed as dist
 
+from fullgraph.comm.interface import (
+    interface_of,
+    keep_to,
+    local_address,
+    loopback_interface,
+    named_interface,
+    own_addresses,
+)
+from fullgraph.comm.meeting import MissingRanksError, attend, convene, notes
+
+T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
+GRACE_SECONDS = 2.0  # for what waits in vain to say so itself
 
 
 class Place(NamedTuple):
@@ -29,31 +43,67 @@ class Place(NamedTuple):
 def meet(timeout: timedelta) -> tuple[dist.Store, int, int]:
     """The store that all ranks share, this rank, and their number, once all ranks are there.
 
-    When all ranks are on this machine, gloo is kept to the loopback interface too, unless
-    GLOO_SOCKET_IFNAME says otherwise.
+    gloo and NCCL are kept to one interface: the one that the environment names, or else loopback
+    when all ranks are on this machine, or else that of the route to rank 0. What the store has of
+    an earlier attempt, or another run, is not looked at (see `comm.meeting`).
 
     Raises:
-        ValueError: the environment variables of torchrun are incomplete or make no sense.
+        ValueError: the environment variables are incomplete or make no sense.
         TimeoutError: rank 0 cannot be reached, or ranks are missing; names them.
         OSError: rank 0 cannot listen at MASTER_ADDR and MASTER_PORT.
     """
     place = read_environment()
-    if all_ranks_are_here(place):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"fullgraph/{attempt}", _open_store(place, timeout))
+    named = named_interface()
+    here = all_ranks_are_here(place)
+    address = LOOPBACK if here else local_address(place.address, place.port) or ""
+    meeting = _within(place, timeout, lambda: _meet(place, address, timeout))
+    if not here and (not address or is_loopback(address)):  # as the host's own name often is
+        others = _within(place, timeout, lambda: notes(meeting, place.size))
+        others = [other for other in others if other and not is_loopback(other)]
+        address = (others and local_address(others[0], place.port)) or address
+    loopback = here or (address != "" and is_loopback(address))
+    interface = named or (loopback_interface() if loopback else interface_of(address))
+    if interface is not None:
+        keep_to(interface)
+    return meeting, place.rank, place.size
+
+
+def _meet(place: Place, address: str, timeout: timedelta) -> dist.Store:
+    """The store of this meeting. address: by which this rank reaches rank 0, for the others."""
+    store = dist.PrefixStore("fullgraph", _open_store(place, timeout))
     store.set_timeout(timeout)
-    store.set(f"here/{place.rank}", "")
-    everyone = {rank: f"here/{rank}" for rank in range(place.size)}
+    seconds = timeout.total_seconds()
     try:
-        store.wait(list(everyone.values()), timeout)
-    except RuntimeError as error:
-        missing = [rank for rank, key in everyone.items() if not store.check([key])]
+        if place.rank == 0:
+            return convene(store, place.size, address, seconds)
+        return attend(store, place.rank, place.size, address, seconds)
+    except MissingRanksError as error:
         raise TimeoutError(
-            f"rank {place.rank}: of {place.size} ranks, these did not join within "
-            f"{timeout.total_seconds():g} s: {missing}"
+            f"rank {place.rank}: of {place.size} ranks, these did not join within {seconds:g} s: "
+            f"{error.ranks} (at {place.address}:{place.port})"
         ) from error
-    return store, place.rank, place.size
+
+
+def _within(place: Place, timeout: timedelta, call: Callable[[], T]) -> T:
+    """The call's result. In a thread, as a store's client waits without limit for an answer, and
+    what listens at an address may not be a store, or be cut off."""
+    outcome: list[tuple[T | None, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout.total_seconds() + GRACE_SECONDS)
+    if not outcome:
+        raise _unreachable(place, timeout)
+    ((result, error),) = outcome
+    if error is not None:
+        raise error
+    return cast(T, result)
 
 
 def read_environment() -> Place:
@@ -100,12 +150,6 @@ def all_ranks_are_here(place: Place) -> bool:
     return is_loopback(place.address) or os.environ.get("LOCAL_WORLD_SIZE") == str(place.size)
 
 
-def loopback_interface() -> str:
-    """The name of the loopback interface: "lo" on Linux, "lo0" on macOS."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in names if name in ("lo", "lo0")), "lo")
-
-
 def loopback_store(
     port: int, num_ranks: int, timeout: timedelta, address: str = LOOPBACK
 ) -> dist.TCPStore:
@@ -113,35 +157,75 @@ def loopback_store(
 
     Does not wait for anyone. Raises OSError when the port is taken.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    return _serve(address, address, port, num_ranks, timeout)
+
+
+def _serve(
+    address: str, bound: str, port: int, num_ranks: int, timeout: timedelta
+) -> dist.TCPStore:
+    """A store that this process serves. bound: the one address to listen on; "": all of them."""
+    both = not bound and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in bound else socket.AF_INET
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen()
-        port = listener.getsockname()[1]
-        return dist.TCPStore(
-            address, port, num_ranks, is_master=True, timeout=timeout, wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )  # fmt: skip
+        with socket.create_server((bound, port), family=family, dualstack_ipv6=both) as listener:
+            return dist.TCPStore(
+                address, listener.getsockname()[1], num_ranks, is_master=True, timeout=timeout,
+                wait_for_workers=False, master_listen_fd=listener.detach(),
+            )  # fmt: skip
     except OSError as error:
-        listener.close()
-        raise OSError(f"cannot listen on {address}:{port} (MASTER_PORT): {error}") from error
+        raise OSError(f"cannot listen on {bound or '*'}:{port} (MASTER_PORT): {error}") from error
 
 
 def _open_store(place: Place, timeout: timedelta) -> dist.Store:
     """Served by rank 0, unless torchrun's agent serves it already."""
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if place.rank == 0 and not served and is_loopback(place.address):
-        address = LOOPBACK if place.address == "localhost" else place.address
-        return loopback_store(place.port, place.size, timeout, address)
     try:
+        if place.rank == 0 and not served:
+            own = _own_address(place)
+            return _serve(own or place.address, own, place.port, place.size, timeout)
         return dist.TCPStore(
-            place.address, place.port, place.size, is_master=place.rank == 0 and not served,
-            timeout=timeout, wait_for_workers=False, multi_tenant=True,
+            place.address, place.port, place.size, is_master=False, timeout=timeout,
+            wait_for_workers=False,
         )  # fmt: skip
     except RuntimeError as error:
-        raise TimeoutError(
-            f"rank {place.rank}: rank 0 cannot be reached at {place.address}:{place.port} "
-            f"(MASTER_ADDR, MASTER_PORT) within {timeout.total_seconds():g} s: is it running?"
-        ) from error
+        raise _unreachable(place, timeout) from error
+
+
+def _own_address(place: Place) -> str:
+    """The address to listen on: that of MASTER_ADDR; "", which is all, where it is another host's
+    as far as this one can tell, or only this one's name for itself."""
+    if is_loopback(place.address):
+        return LOOPBACK if place.address == "localhost" else place.address
+    address = local_address(place.address, place.port)
+    if address is None or is_loopback(address) or address not in _resolved(place.address):
+        return ""
+    return address
+
+
+def _resolved(host: str) -> list[str]:
+    """The addresses of a host, empty where its name is not known."""
+    try:
+        return [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
+    except OSError:
+        return []
+
+
+def _unreachable(place: Place, timeout: timedelta) -> TimeoutError:
+    where = f"{place.address}:{place.port} (MASTER_ADDR, MASTER_PORT)"
+    return TimeoutError(
+        f"rank {place.rank}: rank 0 cannot be reached at {where} within "
+        f"{timeout.total_seconds():g} s: {_why_unreachable(place)}"
+    )
+
+
+def _why_unreachable(place: Place) -> str:
+    if not _resolved(place.address):
+        return f"no host named {place.address!r} is known here"
+    if place.rank == 0:
+        own = ", ".join(str(address) for _, address in own_addresses())
+        return f"rank 0 runs on this host, whose addresses are {own}"
+    try:
+        socket.create_connection((place.address, place.port), timeout=GRACE_SECONDS).close()
+    except OSError as error:
+        return f"{error.strerror or error}; is it running?"
+    return "what listens there does not answer, so it is not, or no longer, rank 0 of this run"
