@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fullgraph.cli import main
+from fullgraph.comm.group import Group
 from fullgraph.training.launch import WorkerError
 from fullgraph.training.run_folder import RunFolder
 from tests.cli.commands import environment, run
 from tests.training.test_board import scalars
+from tests.training.test_events import TIME
 
 SMALL = "planted:nodes=300,edges=900,classes=3,features=8"
 
@@ -97,3 +101,34 @@ def test_restarts_and_failures_are_events_that_name_the_rank(
     ]
     assert events[-2]["message"].startswith("worker 1 failed: it fell over; starting all workers")
     assert events[-1]["message"] == "worker 2 failed: KeyError: 'x'"
+
+
+def test_a_worker_that_was_started_has_a_share_of_its_own_host_and_says_why_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = []
+
+    def fail(*args: Any, **options: Any) -> None:
+        threads.append(torch.get_num_threads())
+        raise ValueError("no\nway")
+
+    monkeypatch.setattr("fullgraph.training.tasks.train", fail)
+    monkeypatch.setattr("fullgraph.training.interrupts.stop_on_signals", lambda rank: None)
+    monkeypatch.setattr("fullgraph.comm.group.init", lambda timeout: Group())
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fullgraph", "train", SMALL, "--out", "run"])
+    before = torch.get_num_threads()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        torch.set_num_threads(before)
+    assert (ended.value.code, threads) == (2, [3])
+    out, err = capsys.readouterr()
+    start, failure = out.splitlines()
+    assert re.fullmatch(rf"{TIME} rank 0 starting on \S+, process \d+, of 3 thread\(s\)", start)
+    assert re.fullmatch(rf"{TIME} rank 0 ValueError: no; way", failure)
+    assert err == "fullgraph: error: no; way\n"

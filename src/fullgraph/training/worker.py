@@ -10,13 +10,13 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from fullgraph.comm.group import CommError, Group, init
+from fullgraph.training.interrupts import stop_on_signals
 from fullgraph.training.launch import INTERRUPTED, Failure
 from fullgraph.training.memory import ran_out
 from fullgraph.training.waits import Waits
@@ -30,8 +30,7 @@ def main() -> None:
     task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
     _end_with_parent(task["parent"], signal.SIGKILL if rank else signal.SIGTERM)
     if rank == 0:
-        signal.signal(signal.SIGINT, _interrupt)
-        signal.signal(signal.SIGTERM, _interrupt)
+        stop_on_signals(rank)  # to leave a valid run folder; the other ranks just go
     group: Group | None = None
     waits = Waits(folder / "waits", rank)
     try:
@@ -60,13 +59,6 @@ def _account(error: BaseException) -> Failure:
     reason = None if lost else ran_out(error)  # the error of another may be quoted in it
     reason = reason or f"{type(error).__name__}: {error}"
     return Failure(reason, traceback.format_exc(), lost)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Rank 0 leaves a valid run folder before it goes; the other ranks just go."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _leave(code: int) -> NoReturn:
