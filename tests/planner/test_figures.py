@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fullgraph.comm.placement import DESTINATION
-from fullgraph.planner.figures import FORM, BlockFigures, Shares, is_figures, parse_figures
+from fullgraph.planner.figures import CLASSES, FORM, BlockFigures, Shares, is_figures, parse_figures
 
 
 def test_figures_are_read() -> None:
@@ -52,8 +52,9 @@ def test_mistakes_are_named(change: str, message: str) -> None:
 
 
 def test_missing_and_repeated_figures_are_named() -> None:
-    with pytest.raises(ValueError, match="features, classes must be given"):
-        parse_figures("nodes=9,edges=9")
+    with pytest.raises(ValueError, match="edges, features must be given"):
+        parse_figures("nodes=9")
+    assert parse_figures("nodes=9,edges=9,features=3").classes == CLASSES
     with pytest.raises(ValueError, match="'nodes' is given twice"):
         parse_figures("nodes=9,nodes=8")
 

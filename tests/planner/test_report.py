@@ -29,7 +29,7 @@ def _text(limit: int | None = None) -> str:
 
 def test_the_table_has_a_line_for_each_candidate() -> None:
     lines = _text().splitlines()
-    assert "gat 3 × 256 on 20,000 nodes, 200,000 edges, 4 worker(s)" in lines[0]
+    assert "gat 3 × 256 on 20,000 nodes, 200,000 edges, 5 classes, 4 worker(s)" in lines[0]
     (fast,) = [line for line in lines if "recommended" in line]
     for shown in ("grid:2x2x1", "oneshot", "2 GB", "3.4 MB", "1.5 s", "1.2 s", "1.04"):
         assert shown in fast

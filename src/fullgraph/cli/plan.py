@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def plan(
     graph: Annotated[str, typer.Argument(
         help="A partitioned folder, a graph as for train, or figures: nodes=111e6,edges=3.2e9,"
-             "features=128,classes=172,halo=0.3 (halo: rows a worker needs of others, for each row "
-             "it owns).")],
+             "features=128,classes=172,halo=0.3 (classes: 64 unless given; halo: rows a worker "
+             "needs of others, for each row it owns).")],
     workers: Annotated[int, typer.Option(help="How many processes will train.")],
     model: Annotated[str, typer.Option(help=f"One of {MODELS}.")] = "sage",
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = 2,
@@ -78,12 +78,16 @@ def plan(
 
         from fullgraph.planner import report
 
-        Console().print(report.table(found, None if everything else LINES))
+        console = Console()
+        if not console.is_terminal:
+            console.width = FILE_COLUMNS
+        console.print(report.table(found, None if everything else LINES))
         print(report.assumptions(found))
         print(report.advice(found))
 
 
 LINES = 12
+FILE_COLUMNS = 120  # where it is not a terminal
 
 
 def _given(

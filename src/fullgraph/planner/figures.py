@@ -12,21 +12,24 @@ from typing import NamedTuple
 
 from fullgraph.comm.placement import Placement
 
+CLASSES = 64  # unless given
+
 
 @dataclass(frozen=True)
 class GraphFigures:
     """A graph by its numbers, without a node of it.
 
-    ``edges`` are directed. ``halo``: rows that a worker needs of others under `destination`, as a
-    multiple of the rows that it owns (so 1 + halo is a replication factor); None: the graph has no
-    locality, as after a random permutation. ``train``: the labelled fraction of the nodes.
-    ``weighted``: edges have a weight. ``loops``: the fraction of nodes with a self-loop.
+    ``edges`` are directed. ``classes``: columns of the model's output. ``halo``: rows that a worker
+    needs of others under `destination`, as a multiple of the rows that it owns (so 1 + halo is a
+    replication factor); None: the graph has no locality, as after a random permutation. ``train``:
+    the labelled fraction of the nodes. ``weighted``: edges have a weight. ``loops``: the fraction
+    of nodes with a self-loop.
     """
 
     nodes: int
     edges: int
     features: int
-    classes: int
+    classes: int = CLASSES
     halo: float | None = None
     train: float = 0.6
     weighted: bool = False
@@ -68,7 +71,7 @@ def parse_figures(text: str) -> GraphFigures:
             what = "is given twice" if key in values else f"is unknown; there are {_list(GIVEN)}"
             raise ValueError(f"{text!r}: {key!r} {what}")
         values[key] = _number(key, value, whole=kinds[key] == "int")
-    missing = [key for key in ("nodes", "edges", "features", "classes") if key not in values]
+    missing = [key for key in ("nodes", "edges", "features") if key not in values]
     if missing:
         raise ValueError(f"{text!r}: {_list(missing)} must be given, as in {FORM}")
     figures = GraphFigures(**values)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ def table(plan: Plan, limit: int | None = None) -> Table:
     figures = plan.figures
     title = (
         f"{plan.model.name} {plan.model.layers} × {plan.model.hidden} on {figures.nodes:,} nodes, "
-        f"{figures.edges:,} edges, {plan.workers} worker(s)"
+        f"{figures.edges:,} edges, {figures.classes} classes, {plan.workers} worker(s)"
     )
     out = Table(title=escape(title))
     for name in ("placement", "schedule"):
