@@ -8,7 +8,7 @@ they are touched, so a process holds what it uses of its own parts.
 from __future__ import annotations
 
 import hashlib
-import os
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fullgraph.graph.check_part import check_part
+from fullgraph.graph.disk import to_disk, writing
 from fullgraph.graph.manifest import (
     FILE,
     GraphFolderError,
@@ -52,15 +53,25 @@ def save(partitioned: Partitioned, path: str | PathLike[str], overwrite: bool = 
     """Write a partitioned graph to the folder `path`, one part after the other.
 
     The folder appears whole or not at all. Raises GraphFolderError when `path` exists and
-    `overwrite` is False, or when it holds anything else than a partitioned graph.
+    `overwrite` is False, or when it holds anything else than a partitioned graph; WriteError where
+    the disk is full or read-only.
     """
     target = Path(path)
     _check_target(target, overwrite)
     meta = partitioned.meta
-    with appearing(target) as folder:
+    with writing(target, _bytes(meta)), appearing(target) as folder:
         files = [_write_part(folder, meta, partitioned.part(k)) for k in range(meta.num_parts)]
         write_manifest(folder / FILE, meta, files)
-        _to_disk(folder / FILE)
+        to_disk(folder / FILE)
+
+
+def _bytes(meta: GraphMeta) -> int:
+    """Of all arrays of all parts."""
+    return sum(
+        math.prod(shape) * getattr(torch, dtype).itemsize
+        for k in range(meta.num_parts)
+        for _, dtype, shape in expected_arrays(meta, k)
+    )
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
@@ -96,7 +107,7 @@ def _write_part(folder: Path, meta: GraphMeta, part: Part) -> PartFile:
     save_file({name: values.contiguous() for name, values in arrays.items()}, path, metadata)
     # safetensors makes files that only their owner can read; the folder says what is wanted.
     path.chmod(folder.stat().st_mode & 0o666)
-    _to_disk(path)
+    to_disk(path)
     k = part.index
     counts = (meta.part_nodes[k], meta.part_edges[k], meta.part_labelled[k])
     return PartFile(path.name, *counts, path.stat().st_size, _sha256(path))
@@ -125,11 +136,6 @@ def _check_arrays(where: str, meta: GraphMeta, k: int, found: Described) -> None
 
 def _show(described: tuple[str, tuple[int, ...]] | None) -> str:
     return f"{described[0]} {list(described[1])}" if described else "absent"
-
-
-def _to_disk(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""Folders that appear all at once: written beside their final place, then renamed into it."""
+"""Files and folders that appear all at once: written beside their final place, brought to the disk,
+then renamed into it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fullgraph.graph.disk import to_disk, writing
+
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
+
+
+@contextmanager
+def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
+    """A name beside `path` to write to; renamed to `path` when the block ends without an error.
+
+    Keeps the end of the name, by which numpy chooses a format. Raises WriteError where the disk is
+    full, read-only, …; `path` is then as it was. needed: bytes, where they are known.
+    """
+    beside = path.with_name(f".{os.getpid()}.{path.name}")
+    with writing(path, needed):
+        try:
+            yield beside
+            to_disk(beside)
+            os.replace(beside, path)
+            to_disk(path.parent)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -25,26 +46,15 @@ def appearing(target: Path) -> Iterator[Path]:
     folder.mkdir()
     try:
         yield folder
-        _sync(folder)
+        to_disk(folder)
         if target.exists():
             _swap(folder, target)
         else:
             folder.rename(target)
-        _sync(target.parent)
+        to_disk(target.parent)
     finally:
         # After a swap this is what was at `target` before.
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk before what comes next."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _swap(one: Path, other: Path) -> None:
