@@ -46,12 +46,14 @@ def _partition(
     graph: str, parts: int, out: Path, placement: str, method: str | None, balance: float | None,
     seed: int, split: int, overwrite: bool,
 ) -> None:  # fmt: skip
+    from fullgraph.graph.disk import check_writable
     from fullgraph.graph.partition import check_method
     from fullgraph.training.config import check_parts
     from fullgraph.training.prepare import partition_to
 
     check_parts(parts, 1)
     method = check_method(method, placement, balance)
+    check_writable(out.parent)
     how = {"method": method, "seed": seed, "placement": placement, "balance": balance}
     partition_to(
         out, graph, parts, how, split=split, stage=Stages(), overwrite=overwrite,

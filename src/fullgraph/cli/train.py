@@ -216,7 +216,6 @@ def _resumed(folder: RunFolder, config: RunConfig) -> RunConfig | None:
     """
     import dataclasses
 
-    from fullgraph.training.config import RunConfig
     from fullgraph.training.resume import check_resumed
     from fullgraph.training.run_folder import RunFolderError
     from fullgraph.training.snapshot import find
@@ -225,7 +224,7 @@ def _resumed(folder: RunFolder, config: RunConfig) -> RunConfig | None:
         print(f"fullgraph: no run in {folder.path} yet: starting from the beginning",
               file=sys.stderr)  # fmt: skip
         return None
-    before = RunConfig.from_json(folder.config())
+    before = folder.run_config()
     check_resumed(before, config)
     every = config.training.checkpoint_every or before.training.checkpoint_every
     if not every and not find(folder.checkpoints):
@@ -251,6 +250,7 @@ def _train_with_workers(
     """Read and partition here, train in workers, and see that the folder is valid in any case."""
     from fullgraph.comm.placed_edges import check_placement
     from fullgraph.comm.placement import Placement
+    from fullgraph.graph.disk import check_writable
     from fullgraph.training.fit import check_graph
     from fullgraph.training.launch import WorkerError, run_workers
     from fullgraph.training.prepare import partitioned_folder
@@ -262,6 +262,7 @@ def _train_with_workers(
     before = _result_before(folder, resumed)
     if resumed is None:
         folder.check_free(overwrite)
+    check_writable(out)
     stages = Stages(log=log)
     with partitioned_folder(config.graph, config.workers, stages, config.placement) as graph:
         check_graph(graph.meta, config.training)

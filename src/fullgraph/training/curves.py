@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullgraph.training.run_folder import replacing
+from fullgraph.graph.replace import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,8 +41,11 @@ def draw_curves(
         axes.spines[["top", "right"]].set_visible(False)
         if tested is not None:
             axes.axvline(tested, color="black", linewidth=0.8, linestyle=":")
-    with replacing(path) as file:
-        canvas.print_png(file)
+    # Into memory first: the picture's own library does not say why a disk refused it.
+    picture = io.BytesIO()
+    canvas.print_png(picture)
+    with replacing(path, picture.tell()) as file:
+        file.write_bytes(picture.getbuffer())
 
 
 def _draw_loss(axes: Axes, lines: list[dict[str, Any]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fullgraph.comm.load import is_folder, partition_options
 from fullgraph.comm.placement import Placement
+from fullgraph.graph.disk import WriteError
 from fullgraph.graph.folder import PartitionedFolder, save
 from fullgraph.graph.partition import PartitionedInMemory, partition
 from fullgraph.graph.sources import read
@@ -48,7 +49,13 @@ def partitioned_folder(
         placed_as = None if placement is None else Placement.parse(placement)
         how = partition_options(placed_as, options.method)
         parts = options.parts or workers
-        partition_to(path, options.source, parts, how, split=options.split, stage=stage)
+        try:
+            partition_to(path, options.source, parts, how, split=options.split, stage=stage)
+        except WriteError as error:
+            raise WriteError(
+                f"{error}: parts on their way to the workers; set TMPDIR to a folder with room, or "
+                "run fullgraph partition first"
+            ) from error
         yield PartitionedFolder.open(path)
 
 

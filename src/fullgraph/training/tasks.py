@@ -13,6 +13,7 @@ from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
 from fullgraph.comm.load import load
 from fullgraph.graph.folder import PartitionedFolder
+from fullgraph.graph.replace import replacing
 from fullgraph.nn.convert import convert
 from fullgraph.training.board import Board
 from fullgraph.training.config import RunConfig
@@ -23,7 +24,7 @@ from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import build_model, run_model
 from fullgraph.training.progress import TrainingProgress
 from fullgraph.training.results import Epoch, FitResult
-from fullgraph.training.run_folder import CURVES, RunFolder, replacing
+from fullgraph.training.run_folder import CURVES, RunFolder
 
 
 def train(
@@ -141,8 +142,9 @@ def predict(
         }
         rows = data.gather(logits)
     if rows is not None:
-        with replacing(Path(out)) as file:
-            arrays: dict[str, Any] = {"logits": rows.numpy(), "pred": rows.argmax(dim=1).numpy()}
+        arrays: dict[str, Any] = {"logits": rows.numpy(), "pred": rows.argmax(dim=1).numpy()}
+        needed = sum(array.nbytes for array in arrays.values())
+        with replacing(Path(out), needed) as file:
             np.savez(file, **{**arrays, **metrics})
 
 
