@@ -24,6 +24,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_an_epoch_is_a_step_with_what_was_measured(tmp_path: Path) -> None:
     board = Board(tmp_path, "roc_auc")
     board.add(Epoch(1, 0.5, 2.0))
+    assert scalars(tmp_path) == {"loss": [(1, 0.5)], "seconds": [(1, 2.0)]}
     evaluated = Epoch(2, 0.25, 3.0, 0, {"train": 0.75, "val": 0.5}, 4.0, [10, 30], [7, 8])
     evaluated.drift = {"outputs": 0.125}
     board.add(evaluated)
