@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fullgraph.training.metrics import f1 as f1
     from fullgraph.training.metrics import roc_auc as roc_auc
     from fullgraph.training.options import FitOptions as FitOptions
+    from fullgraph.training.profile import Profile as Profile
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ _HOME = {
     "training.fit": "fit",
     "training.metrics": "accuracy f1 roc_auc",
     "training.options": "FitOptions",
+    "training.profile": "Profile",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 
+from fullgraph.cli.train import _num_profiled
 from fullgraph.graph.sources import read
 from fullgraph.training.config import GraphOptions, RunConfig
 from fullgraph.training.fit import normalize_features
@@ -130,10 +131,9 @@ def test_train_runs_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_what_is_approximate_says_so_everywhere(tmp_path: Path) -> None:
-    options = ("--workers", 2, "--threads", 1, "--epochs", 6, "--schedule", "delayed:2")
-    code, out, err = run(
-        "train", SMALL, *options, "--wire", "bf16", "--check-drift", 3, "--out", "run", cwd=tmp_path
-    )
+    options = ("--workers", 2, "--threads", 1, "--epochs", 6, "--schedule", "delayed:2", "--wire",
+               "bf16", "--check-drift", 3, "--profile", "--profile-epochs", 2)  # fmt: skip
+    code, out, err = run("train", SMALL, *options, "--out", "run", cwd=tmp_path)
     assert (code, err) == (0, "")
     said = "schedule delayed:2 with wire bf16"
     lines = out.splitlines()
@@ -144,7 +144,12 @@ def test_what_is_approximate_says_so_everywhere(tmp_path: Path) -> None:
     result = folder.result()
     assert (result["exact"], result["approximate"], result["wire"]) == (False, said, "bf16")
     assert [line["epoch"] for line in folder.metrics() if "drift" in line] == [3, 6]
-    assert {p.name for p in folder.path.iterdir()} == FILES
+    assert {p.name for p in folder.path.iterdir()} == FILES | {"profile"}
+    profiled = json.loads((folder.profile / "summary.json").read_text())["ranks"]
+    assert [rank["epochs"] for rank in profiled] == [2, 2]
+    for rank in range(2):
+        assert any(line.startswith(f"rank {rank}: ") for line in lines)
+        assert (folder.profile / f"rank-{rank}.json.gz").is_file()
     code, out, err = run("predict", "run", "--threads", 1, cwd=tmp_path)
     assert (code, err) == (0, "")
     assert f"trained approximately ({said}); predictions are exact" in out.splitlines()
@@ -325,3 +330,18 @@ def test_max_restarts_brings_workers_back_and_says_why(tmp_path: Path) -> None:
     )
     assert json.loads(out)["status"] == "finished"
     assert [line["epoch"] for line in folder.metrics()] == list(range(1, 401))
+
+
+@pytest.mark.parametrize(
+    ("profile", "epochs", "message"),
+    [(False, 2, "given without --profile"), (True, 0, "profile_epochs must be at least 1, got 0")],
+)
+def test_a_profile_that_makes_no_sense_is_refused(profile: bool, epochs: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _num_profiled(profile, epochs)
+
+
+def test_a_profile_has_three_epochs_unless_told() -> None:
+    assert [_num_profiled(True, None), _num_profiled(True, 7), _num_profiled(False, None)] == [
+        3, 7, 0
+    ]  # fmt: skip

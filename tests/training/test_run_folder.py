@@ -72,6 +72,10 @@ def test_only_run_folders_are_overwritten(tmp_path: Path) -> None:
     (run.checkpoints / ".epoch-000004.0123abcd.tmp").mkdir()
     run.create({"seed": 3}, overwrite=True)
     assert not run.checkpoints.exists()
+    run.profile.mkdir()
+    (run.profile / "rank-0.json.gz").touch()
+    run.create({"seed": 4}, overwrite=True)
+    assert not run.profile.exists()
     (run.checkpoints / "mine").mkdir(parents=True)
     with pytest.raises(RunFolderError, match=r"not only a run folder \(checkpoints\)"):
         run.create({}, overwrite=True)

@@ -85,6 +85,12 @@ def train(
         "none yet.")] = False,
     max_restarts: Annotated[int, typer.Option(
         help="How often to bring all workers back from the last checkpoint after one failed.")] = 0,
+    profile: Annotated[bool, typer.Option(
+        "--profile", help="Find where the seconds go: after two epochs, profile some. A timeline "
+        "for ui.perfetto.dev, a picture and a table of every worker go to profile/ in --out.")
+    ] = False,
+    profile_epochs: Annotated[int | None, typer.Option(
+        help="How many, with --profile; 3 unless given.")] = None,
     threads: Annotated[int | None, typer.Option(
         help="Of each worker; an equal share of the cores unless given.")] = None,
     timeout: Annotated[float, typer.Option(
@@ -150,7 +156,8 @@ def _config(
     graph: str, split: int, parts: int | None, method: str | None, normalize_features: bool,
     model: str, layers: int, hidden: int, heads: int, dropout: float, input_dropout: float,
     norm: str, workers: int | None, threads: int | None, schedule: str, placement: str | None,
-    wire: str, exact: bool, timeout: float, **training: Any,
+    wire: str, exact: bool, timeout: float, profile: bool, profile_epochs: int | None,
+    **training: Any,
 ) -> RunConfig:  # fmt: skip
     from fullgraph.training.config import GraphOptions, RunConfig
     from fullgraph.training.launch import default_threads
@@ -173,7 +180,18 @@ def _config(
         wire=wire,
         exact=exact,
         timeout=timeout,
+        profile=_num_profiled(profile, profile_epochs),
     )
+
+
+def _num_profiled(profile: bool, epochs: int | None) -> int:
+    from fullgraph.training.profile import EPOCHS
+
+    if not profile and epochs is not None:
+        raise ValueError(f"--profile-epochs {epochs} was given without --profile")
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"profile_epochs must be at least 1, got {epochs}")
+    return (EPOCHS if epochs is None else epochs) if profile else 0
 
 
 def _placed(config: RunConfig, log: Log) -> RunConfig:
@@ -364,13 +382,26 @@ def _train_here(
         leave_interrupted(there if folder is not None else "")
 
 
+def _say_profile(folder: RunFolder, log: Log) -> None:
+    from fullgraph.training.profile_report import read, say
+
+    summary = read(folder.profile)
+    if summary is not None and not log.quiet and not log.as_json:
+        say(summary)
+    found = "none, as training ended before" if summary is None else str(folder.profile)
+    log("profile", f"profile: {found}", folder=None if summary is None else str(folder.profile))
+
+
 def _say_result(out: Path, as_json: bool, log: Log) -> None:
     from fullgraph.training.progress import megabytes
     from fullgraph.training.run_folder import RunFolder
 
-    result = RunFolder(out).result()
+    folder = RunFolder(out)
+    result = folder.result()
     if as_json:
         print(json.dumps({"run": str(out), **result}), flush=True)
+    if folder.config().get("profile"):
+        _say_profile(folder, log)
     lines = []
     if result.get("test") is not None:
         lines.append(f"test {result['metric']} {result['test']:.4f} "

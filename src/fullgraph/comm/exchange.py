@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fullgraph.comm.group import Group
 from fullgraph.comm.plan import Message, Tick
+from fullgraph.comm.spans import EXCHANGE, span
 from fullgraph.comm.traffic import Flow, Traffic
 
 WIRES = {"float32": None, "bf16": torch.bfloat16}
@@ -89,7 +90,7 @@ class Exchange:
         flight = _Flight(out, into)
         if out is not None:
             leaving = self.make(out) if leaving is None else leaving
-            flight.leaving = leaving.to(self._on_wire(leaving.dtype))
+            flight.leaving = self._rounded(leaving)
             self.traffic.sent[self._flow(out)] += flight.leaving.nbytes
         if into is not None:
             flight.place = allot(into)
@@ -129,9 +130,17 @@ class Exchange:
                 flight.receive = None  # it holds the rows, too
             self.traffic.received[self._flow(flight.into)] += flight.arriving.nbytes
             if flight.place is not None and flight.place is not flight.arriving:
-                flight.place.copy_(flight.arriving)
+                with span(f"{EXCHANGE}from the wire's dtype"):
+                    flight.place.copy_(flight.arriving)
                 flight.arriving = None
         return flight.place
+
+    def _rounded(self, rows: Tensor) -> Tensor:
+        dtype = self._on_wire(rows.dtype)
+        if dtype == rows.dtype:
+            return rows
+        with span(f"{EXCHANGE}to the wire's dtype"):
+            return rows.to(dtype)
 
     def _on_wire(self, dtype: torch.dtype) -> torch.dtype:
         is_wide = dtype.is_floating_point and self.wire and dtype.itemsize > self.wire.itemsize

@@ -11,6 +11,7 @@ from fullgraph.comm.placement import Placement
 from fullgraph.comm.schedule import EXACT, Schedule
 from fullgraph.training.models import ModelOptions
 from fullgraph.training.options import FitOptions
+from fullgraph.training.profile import WARM_UP
 
 Options = TypeVar("Options")
 
@@ -41,7 +42,7 @@ class RunConfig:
     ``threads``: of each worker. ``placement``: where edges live; None: as the graph was partitioned
     for. ``wire``: the dtype that rows travel in. ``exact``: whether what is
     approximate is refused. ``timeout``: the longest any single wait between workers may take, in
-    seconds.
+    seconds. ``profile``: how many epochs to profile; 0: none.
     """
 
     graph: GraphOptions
@@ -54,6 +55,7 @@ class RunConfig:
     wire: str = "float32"
     exact: bool = False
     timeout: float = 300.0
+    profile: int = 0
 
     @property
     def approximate(self) -> str:
@@ -80,6 +82,13 @@ class RunConfig:
         if placement is not None:
             placement.check_ranks(self.workers)
         partition_options(placement, self.graph.method)
+        if self.profile < 0:
+            raise ValueError(f"profile must be at least 0, got {self.profile}")
+        if self.profile and self.training.epochs < WARM_UP + self.profile:
+            raise ValueError(
+                f"a profile of {self.profile} epochs comes after {WARM_UP} that warm up, and "
+                f"epochs is {self.training.epochs}; train {WARM_UP + self.profile} or more"
+            )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -13,6 +13,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from os import PathLike
 from typing import Any
 
@@ -32,6 +33,7 @@ from fullgraph.training.memory import PeakMemory
 from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import run_model
 from fullgraph.training.options import FitOptions
+from fullgraph.training.profile import Profile
 from fullgraph.training.results import Epoch, FitResult
 from fullgraph.training.resume import RunCheckpoints
 
@@ -43,7 +45,8 @@ def fit(
     on_epoch: Callable[[Epoch], None] | None = None, forward: Forward = run_model,
     checkpoints: str | PathLike[str] | None = None, resume: bool = False,
     on_start: Callable[[FitResult], None] | None = None,
-    on_checkpoint: Callable[[int], None] | None = None, **changes: Any,
+    on_checkpoint: Callable[[int], None] | None = None, profile: Profile | None = None,
+    **changes: Any,
 ) -> FitResult:  # fmt: skip
     """Train with Adam on the cross-entropy of the training rows. Every rank calls it.
 
@@ -66,6 +69,7 @@ def fit(
         on_start: called on every rank before the first epoch, with what was resumed.
         on_checkpoint: called after a checkpoint was saved, with the last epoch in it: on every
             rank, and of an interrupt on rank 0.
+        profile: of the training steps (not of evaluations); epochs with a drift check are left out.
 
     Raises:
         ValueError: an option or the graph does not fit; names it.
@@ -77,17 +81,18 @@ def fit(
     convert(model, seed=options.seed)
     broadcast_parameters(model, graph.group)
     vars(model)["parameters_checked"] = True  # as they have just been made the same
-    run = Run(model, graph, options, forward)
+    run = Run(model, graph, options, forward, profile)
     result = run.result
     kept = RunCheckpoints(run, checkpoints, resume, on_checkpoint)
     if on_start is not None:
         on_start(result)
     try:
-        for epoch in run.epochs():
-            kept.note(epoch)
-            if on_epoch is not None:
-                on_epoch(epoch)
-            kept.save_if(epoch.epoch % max(1, options.checkpoint_every) == 0)
+        with nullcontext() if profile is None else profile:
+            for epoch in run.epochs():
+                kept.note(epoch)
+                if on_epoch is not None:
+                    on_epoch(epoch)
+                kept.save_if(epoch.epoch % max(1, options.checkpoint_every) == 0)
         kept.save_if(True)
     except KeyboardInterrupt:
         result.interrupted = True
@@ -155,9 +160,11 @@ class Run:
     """
 
     def __init__(
-        self, model: torch.nn.Module, graph: DistributedGraph, options: FitOptions, forward: Forward
-    ) -> None:
+        self, model: torch.nn.Module, graph: DistributedGraph, options: FitOptions,
+        forward: Forward, profile: Profile | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.graph, self.options, self.forward = model, graph, options, forward
+        self.profile = profile
         now = approximations(graph.schedule, graph.wire)
         self.result = FitResult(metric=options.metric, approximate=[now] if now else [])
         self.optimizer = torch.optim.Adam(parameter_groups(model, options), lr=options.lr)
@@ -187,16 +194,18 @@ class Run:
         graph, model, every = self.graph, self.model, self.options.check_drift
         model.train()
         check = DriftCheck(model, graph) if every and number % every == 0 else None
-        sent, start = graph.traffic.bytes_sent, time.perf_counter()
-        self.optimizer.zero_grad()
-        out, loss = self._backward(model, graph)
-        seconds = time.perf_counter() - start
-        epoch = Epoch(number, loss.item(), 0.0, own_bytes_sent=graph.traffic.bytes_sent - sent)
-        if check is not None:
-            epoch.drift = check.measure(model, out, lambda *args: self._backward(*args)[0])
-        start = time.perf_counter()
-        self.optimizer.step()
-        epoch.seconds = seconds + time.perf_counter() - start
+        profile = self.profile if check is None else None
+        with nullcontext() if profile is None else profile.step():
+            sent, start = graph.traffic.bytes_sent, time.perf_counter()
+            self.optimizer.zero_grad()
+            out, loss = self._backward(model, graph)
+            seconds = time.perf_counter() - start
+            epoch = Epoch(number, loss.item(), 0.0, own_bytes_sent=graph.traffic.bytes_sent - sent)
+            if check is not None:
+                epoch.drift = check.measure(model, out, lambda *args: self._backward(*args)[0])
+            start = time.perf_counter()
+            self.optimizer.step()
+            epoch.seconds = seconds + time.perf_counter() - start
         return epoch
 
     def _backward(self, model: torch.nn.Module, graph: DistributedGraph) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@
     curves.png         loss and metrics against epochs
     checkpoints        folders from which training can go on (see `training.snapshot`)
     tensorboard        the same curves, where they were asked for (see `training.board`)
+    profile            where the seconds go, where that was asked for (see `training.profile`)
 
 Every file but metrics.jsonl and those for TensorBoard is written beside its place and renamed into
 it.
@@ -24,6 +25,7 @@ from typing import Any
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 WEIGHTS, CURVES, CHECKPOINTS = "model.safetensors", "curves.png", "checkpoints"
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"
+PROFILE = "profile"
 FILES = (CONFIG, METRICS, RESULT, WEIGHTS, CURVES)
 FORMAT, VERSION = "fullgraph-run", 1
 
@@ -62,6 +64,7 @@ class RunFolder:
         Raises RunFolderError where the path is taken: by anything, or with `overwrite`, by
         anything but a run folder.
         """
+        from fullgraph.training import profile
         from fullgraph.training.snapshot import remove_all
 
         self.check_free(overwrite)
@@ -71,11 +74,16 @@ class RunFolder:
         for path in self.tensorboard.glob(EVENTS):
             path.unlink()
         remove_all(self.checkpoints)
+        profile.remove_all(self.profile)
         self._write_json(CONFIG, {"format": FORMAT, "version": VERSION, **config})
 
     @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
+
+    @property
+    def profile(self) -> Path:
+        return self.path / PROFILE
 
     @property
     def tensorboard(self) -> Path:
@@ -90,6 +98,7 @@ class RunFolder:
 
     def check_free(self, overwrite: bool = False) -> None:
         """The check of `create`, alone."""
+        from fullgraph.training import profile
         from fullgraph.training.snapshot import is_ours
 
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
@@ -98,6 +107,7 @@ class RunFolder:
             raise RunFolderError(f"{self.path} exists; choose another --out, or add --overwrite")
         inside = {p.name for p in self.path.iterdir()} if self.path.is_dir() else {""}
         ours = {CHECKPOINTS} if is_ours(self.checkpoints) else set()
+        ours |= {PROFILE} if profile.is_ours(self.profile) else set()
         if all(path.match(EVENTS) for path in self.tensorboard.glob("*")):
             ours.add(TENSORBOARD)
         strange = sorted(inside - set(FILES) - ours)

@@ -22,6 +22,7 @@ from fullgraph.training.events import Log
 from fullgraph.training.fit import check_graph, check_untyped, fit, normalize_features
 from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import build_model, run_model
+from fullgraph.training.profile import Profile
 from fullgraph.training.progress import TrainingProgress
 from fullgraph.training.results import Epoch, FitResult
 from fullgraph.training.run_folder import CURVES, RunFolder
@@ -46,6 +47,9 @@ def train(
     boards: list[Board] = []
     torch.manual_seed(options.training.seed)
     model = build_model(options.model, data.num_features, data.num_classes)
+    profile = None
+    if options.profile:
+        profile = Profile(data, RunFolder(out).profile, epochs=options.profile)
     with TrainingProgress(options.training.epochs, options.training.metric, log) as progress:
 
         def on_start(result: FitResult) -> None:
@@ -67,7 +71,7 @@ def train(
 
         result = fit(
             model, data, options.training, on_epoch=on_epoch, on_start=on_start,
-            checkpoints=RunFolder(out).checkpoints, resume=resume,
+            checkpoints=RunFolder(out).checkpoints, resume=resume, profile=profile,
             on_checkpoint=lambda n: log("checkpoint", f"checkpoint after epoch {n}", epoch=n),
         )  # fmt: skip
     for board in boards:
