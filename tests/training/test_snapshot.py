@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import resource
+import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from fullgraph.training import snapshot
 from fullgraph.training.snapshot import (
     CheckpointError,
+    CheckpointWriteError,
     DamagedError,
     Snapshot,
     find,
@@ -27,6 +28,7 @@ from fullgraph.training.snapshot import (
     write,
     write_tensors,
 )
+from tests.limits import file_size_limit
 
 VALUES = {
     "weights": {"a": torch.arange(6.0).view(2, 3), "empty": torch.empty(0, 3)},
@@ -71,7 +73,19 @@ def test_what_is_no_plain_value_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "packed", [{"tensor": "no"}, {"dict": 3}, {"list": None}, {"float": "x"}, {"code": 1}, {}]
+    "packed",
+    [
+        {"tensor": "no"},
+        {"dict": 3},
+        {"list": None},
+        {"float": "x"},
+        {"code": 1},
+        {},
+        [],
+        {"dict": [[[], 1]]},
+        {"tensor": []},
+        {"a": 1, "b": 2},
+    ],
 )
 def test_nonsense_is_not_unpacked(packed: Any) -> None:
     with pytest.raises(DamagedError, match="its values make no sense"):
@@ -97,17 +111,6 @@ def test_what_a_process_that_died_was_writing_is_ignored_and_removed(tmp_path: P
     assert not left.exists()
 
 
-@contextmanager
-def _file_size_limit(size: int) -> Iterator[None]:
-    """A real failure in the middle of a file: the system refuses to write beyond this byte."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("epoch", [10, 20])  # the same again, and the next
 @pytest.mark.parametrize("size", [0, 1, 300, 4050])
 def test_a_file_that_cannot_be_finished_leaves_the_former_checkpoint(
@@ -116,8 +119,11 @@ def test_a_file_that_cannot_be_finished_leaves_the_former_checkpoint(
     _write(tmp_path, 10)
     before = _content(tmp_path)
     with (
-        pytest.raises(CheckpointError, match=r"cannot be written .*epoch-000010 is as it was"),
-        _file_size_limit(size),
+        pytest.raises(
+            CheckpointWriteError,
+            match=r"cannot be written \(File too large\); epoch-000010 is as it was",
+        ),
+        file_size_limit(size),
     ):
         _write(tmp_path, epoch, value=1.0)
     assert _content(tmp_path) == before
@@ -221,6 +227,39 @@ def test_files_outside_the_folder_are_never_asked_for(tmp_path: Path) -> None:
     _rewrite(folder, files={**files, "../../secret": entry})
     with pytest.raises(DamagedError, match="belongs to another checkpoint"):
         read(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": "1"}, "version is '1', not a version number"),
+        ({"version": True}, "version is True, not a version number"),
+        ({"version": 0}, "version is 0, not a version number"),
+        ({"files": None}, "has no sizes and checksums of its files"),
+        ({"files": {"state.safetensors": 3}}, "has no sizes and checksums of its files"),
+        ({"epoch": 10.0}, "belongs to another checkpoint"),
+        ({"epoch": None}, "belongs to another checkpoint"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_damage(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    _write(tmp_path, 10)
+    _rewrite(tmp_path / "epoch-000010", **changes)
+    with pytest.raises(DamagedError, match=message):
+        read(tmp_path / "epoch-000010")
+
+
+def test_a_folder_that_is_a_link_and_a_pipe_are_damage(tmp_path: Path) -> None:
+    _write(tmp_path / "elsewhere", 10)
+    (tmp_path / "epoch-000010").symlink_to(tmp_path / "elsewhere" / "epoch-000010")
+    with pytest.raises(DamagedError, match="its folder is a link"):
+        read(tmp_path / "epoch-000010")
+    header = tmp_path / "elsewhere" / "epoch-000010" / "checkpoint.json"
+    header.unlink()
+    os.mkfifo(header)
+    with pytest.raises(DamagedError, match="it is not a plain file"):
+        read(header.parent)
 
 
 def test_a_newer_version_is_refused_and_an_epoch_elsewhere_too(tmp_path: Path) -> None:

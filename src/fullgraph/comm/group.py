@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fullgraph.comm.rendezvous import meet
-from fullgraph.comm.spans import EXCHANGE, WAITING, span
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
+LOOK_SECONDS = 2.0  # for what other ranks have reported
 
 
 class CommError(RuntimeError):
@@ -89,11 +90,10 @@ class Group:
         if not moves:
             return None, None
         try:
-            with span(f"{EXCHANGE}posting"):
-                works = dist.batch_isend_irecv([
-                    dist.P2POp(move, tensor, group=self.process_group, group_peer=peer)
-                    for move, (tensor, peer) in moves
-                ])  # fmt: skip
+            works = dist.batch_isend_irecv([
+                dist.P2POp(move, tensor, group=self.process_group, group_peer=peer)
+                for move, (tensor, peer) in moves
+            ])  # fmt: skip
         except RuntimeError as error:
             peers = sorted({peer for _, (_, peer) in moves})
             raise self._error(f"exchange with ranks {peers}", error) from error
@@ -103,8 +103,7 @@ class Group:
         """Wait for a posted move; CommError naming `operation` when it fails or takes too long."""
         self.on_wait(operation)
         try:
-            with span(WAITING + operation):
-                work.wait() if self.timeout is None else work.wait(self.timeout)
+            work.wait() if self.timeout is None else work.wait(self.timeout)
         except RuntimeError as error:
             raise self._error(operation, error) from error
         self.on_wait("")
@@ -174,23 +173,42 @@ class Group:
         message = f"rank {self.rank}: {operation} failed"
         limit = "" if self.timeout is None else f" (limit {self.timeout.total_seconds():g} s)"
         message += f"{limit}: {reason[0] if reason else ''}"
-        return CommError(message + self._failures())
+        return CommError(message + self._failures(operation))
 
-    def _failures(self) -> str:
-        """What other ranks reported before they stopped, giving them a moment to do so."""
+    def _failures(self, operation: str) -> str:
+        """What other ranks reported before they stopped, giving them a moment to do so; else which
+        of them did not give up as well, as those that are cut off."""
         if self._store is None:
             return ""
-        for _ in range(10):
-            try:
-                failed = [r for r in range(self.size) if self._store.check([f"failed/{r}"])]
-                if failed:
-                    said = [f"rank {r} raised {self._store.get(f'failed/{r}').decode()}"
-                            for r in failed]  # fmt: skip
-                    return "; " + "; ".join(said)
-            except RuntimeError:
-                return ""
-            time.sleep(0.1)
-        return ""
+        # in a thread, as a store never answers whose rank is stopped or cut off
+        said: list[str] = []
+        asking = threading.Thread(
+            target=self._look_for_failures, args=(self._store, operation, said), daemon=True
+        )
+        asking.start()
+        asking.join(LOOK_SECONDS)
+        if asking.is_alive():
+            said = ["the store that all ranks share does not answer"]
+        return "".join(f"; {line}" for line in said)
+
+    def _look_for_failures(self, store: dist.Store, operation: str, said: list[str]) -> None:
+        deadline = time.monotonic() + LOOK_SECONDS / 2
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        silent: list[int] = []
+        with contextlib.suppress(RuntimeError):  # the store may end meanwhile, with its rank
+            store.set(f"gave-up/{self.rank}", operation)
+            while not said and time.monotonic() < deadline:
+                said += [
+                    f"rank {r} raised {store.get(f'failed/{r}').decode()}"
+                    for r in others
+                    if store.check([f"failed/{r}"])
+                ]
+                silent = [r for r in others if not store.check([f"gave-up/{r}"])]
+                if not silent:
+                    return
+                time.sleep(0.1)
+        if silent and not said:
+            said += [f"not heard from: ranks {silent}"]
 
 
 def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = None) -> Group:

@@ -15,18 +15,26 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from fullgraph.graph.disk import WriteError, writing
+from fullgraph.graph.plain_file import plain_file
+from fullgraph.graph.replace import replacing
+
+if TYPE_CHECKING:
+    from fullgraph.training.config import RunConfig
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 WEIGHTS, CURVES, CHECKPOINTS = "model.safetensors", "curves.png", "checkpoints"
 TENSORBOARD, EVENTS = "tensorboard", "events.out.tfevents.*"
 PROFILE = "profile"
 FILES = (CONFIG, METRICS, RESULT, WEIGHTS, CURVES)
+LEFT_OVER = re.compile(rf"\.\d+\.({'|'.join(map(re.escape, FILES))})")  # of a process that died
 FORMAT, VERSION = "fullgraph-run", 1
 
 
@@ -36,20 +44,6 @@ class RunFolderError(ValueError):
 
 def _line(values: dict[str, Any]) -> str:
     return json.dumps(values, allow_nan=False) + "\n"
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; renamed to `path` when the block ends without an error.
-
-    Keeps the end of the name, by which numpy and matplotlib choose a format.
-    """
-    beside = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield beside
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 class RunFolder:
@@ -68,18 +62,24 @@ class RunFolder:
         from fullgraph.training.snapshot import remove_all
 
         self.check_free(overwrite)
-        self.path.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
-        for path in self.tensorboard.glob(EVENTS):
-            path.unlink()
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            for path in self.path.iterdir():
+                if path.name in FILES or LEFT_OVER.fullmatch(path.name):
+                    path.unlink()
+            for path in self.tensorboard.glob(EVENTS):
+                path.unlink()
         remove_all(self.checkpoints)
         profile.remove_all(self.profile)
         self._write_json(CONFIG, {"format": FORMAT, "version": VERSION, **config})
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / CHECKPOINTS
+        """Raises RunFolderError where it is a link, which may lead elsewhere."""
+        path = self.path / CHECKPOINTS
+        if path.is_symlink():
+            raise RunFolderError(f"{path} is a link; put the folder itself there")
+        return path
 
     @property
     def profile(self) -> Path:
@@ -91,7 +91,9 @@ class RunFolder:
 
     def begin(self, config: dict[str, Any], lines: list[dict[str, Any]]) -> None:
         """Training begins, or goes on: with this configuration, after these lines of metrics."""
-        (self.path / RESULT).unlink(missing_ok=True)
+        with writing(self.path / RESULT):
+            (self.path / RESULT).unlink(missing_ok=True)
+        self._remove_left_overs()
         self._write_json(CONFIG, {"format": FORMAT, "version": VERSION, **config})
         with replacing(self.path / METRICS) as file:
             file.write_text("".join(map(_line, lines)), encoding="utf-8")
@@ -110,7 +112,8 @@ class RunFolder:
         ours |= {PROFILE} if profile.is_ours(self.profile) else set()
         if all(path.match(EVENTS) for path in self.tensorboard.glob("*")):
             ours.add(TENSORBOARD)
-        strange = sorted(inside - set(FILES) - ours)
+        left = {name for name in inside if LEFT_OVER.fullmatch(name)}
+        strange = sorted(inside - set(FILES) - ours - left)
         if CONFIG not in inside or strange:
             raise RunFolderError(
                 f"{self.path} is not only a run folder"
@@ -121,16 +124,24 @@ class RunFolder:
     # Writing -----------------------------------------------------------------------------------
 
     def add_metrics(self, line: dict[str, Any]) -> None:
-        """Append to metrics.jsonl: the whole line in one write, so that none is ever cut off."""
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(_line(line))
+        """Append to metrics.jsonl: the whole line, or nothing of it where the disk is full."""
+        path, rest = self.path / METRICS, memoryview(_line(line).encode())
+        with writing(path, len(rest)), path.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(before)
+                raise
 
     def write_weights(self, weights: dict[str, Any]) -> None:
         """weights: tensors by parameter name."""
         from safetensors.torch import save_file
 
         tensors = {name: value.detach().contiguous() for name, value in weights.items()}
-        with replacing(self.path / WEIGHTS) as file:
+        needed = sum(value.nbytes for value in tensors.values())
+        with replacing(self.path / WEIGHTS, needed) as file:
             save_file(tensors, file)
             file.chmod((self.path / CONFIG).stat().st_mode & 0o666)
 
@@ -138,14 +149,22 @@ class RunFolder:
         self._write_json(RESULT, result)
 
     def end_early(self, status: str, error: str = "") -> None:
-        """See that there is a result that says how the run ended, with what is known."""
+        """See that there is a result that says how the run ended, with what is known; none where
+        the disk is full, which may be why it ended."""
+        self._remove_left_overs()
         known: dict[str, Any] = {"epochs": len(self.metrics())}
         if self.has_result():
             known = self.result()
         known["status"] = status
         if error:
             known["error"] = error
-        self.write_result(known)
+        with contextlib.suppress(WriteError):
+            self.write_result(known)
+
+    def _remove_left_overs(self) -> None:
+        for path in self.path.iterdir():
+            if LEFT_OVER.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         with replacing(self.path / name) as file:
@@ -158,12 +177,39 @@ class RunFolder:
         content = self._read_json(CONFIG)
         if content.get("format") != FORMAT:
             raise RunFolderError(f"{self.path} is not a run folder of fullgraph train")
-        if not isinstance(content.get("version"), int) or content["version"] > VERSION:
+        version = content.get("version")
+        if type(version) is not int or version < 1:
             raise RunFolderError(
-                f"{self.path} was written by a newer fullgraph (version {content.get('version')}, "
-                f"this one reads up to {VERSION}): pip install --upgrade fullgraph"
+                f"{self.path / CONFIG}: version is {version!r}, not a version number"
+            )
+        if version > VERSION:
+            raise RunFolderError(
+                f"{self.path} was written by a newer fullgraph (version {version}, this one reads "
+                f"up to {VERSION}): pip install --upgrade fullgraph"
             )
         return content
+
+    def run_config(self) -> RunConfig:
+        """What was asked for. Raises RunFolderError where config.json does not say."""
+        from fullgraph.training.config import RunConfig
+
+        content = self.config()
+        try:
+            return RunConfig.from_json(content)
+        except ValueError as error:
+            raise RunFolderError(f"{self.path / CONFIG} is {error}") from error
+
+    def sizes(self) -> tuple[int, int]:
+        """Features and classes of the run's model. Raises RunFolderError where config.json does not
+        say, as before training begins."""
+        data = self.config().get("data")
+        given = data if isinstance(data, dict) else {}
+        found = given.get("num_features"), given.get("num_classes")
+        if any(type(number) is not int or number < 1 for number in found):
+            raise RunFolderError(
+                f"{self.path / CONFIG} does not say how many features and classes the model has"
+            )
+        return found  # type: ignore[return-value]
 
     def has_result(self) -> bool:
         return (self.path / RESULT).is_file()
@@ -172,11 +218,12 @@ class RunFolder:
         return self._read_json(RESULT)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, none where there is no such file."""
+        """The lines of metrics.jsonl, none where there is no such file. Raises RunFolderError for
+        one that is no JSON object."""
         path = self.path / METRICS
-        if not path.is_file():
+        if not path.exists() and not path.is_symlink():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [_parse(path, line) for line in _text(path).splitlines()]
 
     def weights(self) -> dict[str, Any]:
         """Tensors by parameter name; from safetensors only, so nothing is unpickled.
@@ -188,20 +235,35 @@ class RunFolder:
 
         path = self.path / WEIGHTS
         if not path.is_file():
-            raise RunFolderError(f"{path} is missing: the run ended before its first evaluation")
+            raise RunFolderError(f"{path} is missing: the run ended before it wrote its weights")
         try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
+            return load_file(plain_file(path))
+        except (SafetensorError, OSError, RuntimeError, KeyError) as error:
             raise RunFolderError(f"{path} is damaged: {error}") from error
 
     def _read_json(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            text = _text(path)
         except FileNotFoundError as error:
             raise RunFolderError(f"{self.path} is not a run folder: it has no {name}") from error
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"{path} cannot be read: {error}") from error
-        if not isinstance(content, dict):
-            raise RunFolderError(f"{path} is damaged: it is not a JSON object")
-        return content
+        return _parse(path, text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return plain_file(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{path} is damaged: it is not a JSON object")
+    return content

@@ -28,6 +28,7 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from fullgraph.graph.disk import WriteError, why
 from fullgraph.graph.replace import appearing
 
 FORMAT, VERSION = "fullgraph-checkpoint", 1
@@ -38,6 +39,10 @@ LEFT_OVER = re.compile(r"\.epoch-\d{6,9}\..*\.(tmp|old)")
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be written or used; says which, why, and what to do."""
+
+
+class CheckpointWriteError(CheckpointError, WriteError):
+    """The disk is full, read-only, or the like."""
 
 
 class DamagedError(CheckpointError):
@@ -125,15 +130,18 @@ def write(folder: Path, snapshot: Snapshot, of_ranks: Iterable[bytes], keep: int
 
     of_ranks: what rank_file(0), rank_file(1), … hold; asked for one after the other.
 
-    Raises CheckpointError when the disk is full, or the like; what was there before is as it was.
+    Raises CheckpointWriteError when the disk is full, or the like; what was there before is as it
+    was.
     """
     target = folder / f"epoch-{snapshot.epoch:06d}"
+    needed = sum(values.nbytes for values in snapshot.tensors.values())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_left_overs(folder)
         with appearing(target) as beside:
             files = {STATE: _write(beside / STATE, write_tensors(snapshot.tensors))}
             for rank, data in enumerate(of_ranks):
+                needed += len(data)
                 files[rank_file(rank)] = _write(beside / rank_file(rank), data)
             content = {"format": FORMAT, "version": VERSION, "epoch": snapshot.epoch}
             content |= {**snapshot.header, "files": files}
@@ -142,9 +150,9 @@ def write(folder: Path, snapshot: Snapshot, of_ranks: Iterable[bytes], keep: int
     except OSError as error:
         before = [path.name for path in find(folder)]
         intact = f"{before[0]} is as it was" if before else "there was none before"
-        raise CheckpointError(
-            f"the checkpoint {target} cannot be written ({error}); {intact}. Make room or choose "
-            "another folder, then resume"
+        raise CheckpointWriteError(
+            f"the checkpoint {target} cannot be written ({why(error, folder, needed)}); {intact}. "
+            "Make room or choose another folder, then resume"
         ) from error
     for old in find(folder)[keep:] if keep else []:
         _remove(old)
