@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fullgraph
 from fullgraph.cli import main
 from fullgraph.graph.folder import save
 from fullgraph.graph.partition import partition
+from fullgraph.training.config import GraphOptions, RunConfig
 from fullgraph.training.run_folder import RunFolder
 from tests.data import shared_data
 from tests.training.graphs import small
@@ -56,6 +58,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("ids.npz", **{**plain, "edge_index": np.array([[0, 7], [1, 1]])})
     run = RunFolder("run")
     run.create({"data": {"num_features": 4, "num_classes": 3}})
+    for name, data in (("damaged", {"num_features": 4, "num_classes": 3}), ("unsized", {})):
+        run = RunFolder(name)
+        run.create({**RunConfig(GraphOptions("two-parts")).to_json(), "data": data})
+        run.write_weights({f"lin{i}.weight": torch.zeros(2) for i in range(3)})
     Path("taken").mkdir()
     Path("taken", "file").touch()
     return tmp_path
@@ -107,6 +113,9 @@ MISTAKES = {
     "partition ids.npz --parts 2 --out x --placement vertex-cut --balance 0.9": "give 1 or more",
     "info nothing": "nothing is not a folder",
     "info taken": "taken is not a run folder",
+    "info run": "config.json is not the configuration of a run: 'graph'",
+    "predict damaged": "damaged is damaged: weight 'convs.0.lin_l.bias' is absent, but the model's",
+    "predict unsized": "config.json does not say how many features and classes the model has",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch_geometric.nn as pyg
 
 import fullgraph
 from fullgraph.comm.group import Group
-from fullgraph.training.models import MODELS, ModelOptions, build_model, run_model
+from fullgraph.training.models import MODELS, ModelOptions, build_model, check_weights, run_model
 from tests.ranks import run_ranks
 from tests.training.graphs import share, small
 
@@ -81,3 +82,18 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
 def test_a_graph_without_features_or_classes_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one feature and one class, got 0 and 3"):
         build_model(ModelOptions(), 0, 3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_compared_without_making_any(name: str) -> None:
+    options = ModelOptions(name, layers=2, hidden=8)
+    weights = build_model(options, 5, 3).state_dict()
+    check_weights(options, 5, 3, weights)
+    changes = [{"hidden": 10**9}, {"hidden": 10**18}, {"layers": 10**12}] if name != "sgc" else []
+    for change in changes:
+        with pytest.raises(ValueError, match=r"weight|layers|large"):
+            check_weights(replace(options, **change), 5, 3, weights)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="but the model's is"):
+        check_weights(options, 6, 3, weights)
+    with pytest.raises(ValueError, match=r"weight 'more' is \[2\], but the model's is absent"):
+        check_weights(options, 5, 3, {**weights, "more": torch.zeros(2)})

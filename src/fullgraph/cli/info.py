@@ -105,10 +105,9 @@ def _run_tables(folder: Path, verify: bool) -> list[Table]:
     from fullgraph.training.run_folder import RunFolder
 
     run = RunFolder(folder)
-    config = run.config()
+    config = run.run_config().to_json()
     asked = {**config["graph"], **config["model"], **config["training"]}
-    asked |= {key: config[key] for key in ("workers", "threads", "schedule", "wire", "timeout")
-              if key in config}  # fmt: skip
+    asked |= {key: config[key] for key in ("workers", "threads", "schedule", "wire", "timeout")}
     tables = [_facts("asked for", asked)]
     if run.has_result():
         result = run.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -40,15 +40,21 @@ def predict(
 def _predict(
     run: Path, out: Path, graph: str | None, workers: int, threads: int | None, timeout: float
 ) -> None:
-    from fullgraph.training.config import GraphOptions, RunConfig
+    from fullgraph.graph.disk import check_writable
+    from fullgraph.training.config import GraphOptions
     from fullgraph.training.launch import WorkerError, default_threads, run_workers
+    from fullgraph.training.models import check_weights
     from fullgraph.training.prepare import partitioned_folder
-    from fullgraph.training.run_folder import RunFolder
+    from fullgraph.training.run_folder import RunFolder, RunFolderError
 
     folder = RunFolder(run)
     content = folder.config()
-    folder.weights()
-    config = RunConfig.from_json(content)
+    weights = folder.weights()
+    config, (num_features, num_classes) = folder.run_config(), folder.sizes()
+    try:
+        check_weights(config.model, num_features, num_classes, weights)
+    except ValueError as error:
+        raise RunFolderError(f"{run} is damaged: {error}") from error
     if config.approximate:
         print(f"trained approximately ({config.approximate}); predictions are exact")
         config = dataclasses.replace(config, schedule="sequential", wire="float32")
@@ -63,8 +69,9 @@ def _predict(
         config, graph=source, workers=workers, threads=threads, timeout=timeout
     )
     config.validate()
+    check_writable(out.parent)
     with partitioned_folder(source, workers, Stages()) as opened:
-        _check_fits(content, opened.meta)
+        _check_fits(num_features, opened.meta)
         arguments = {
             "config": {**content, **config.to_json()}, "run": str(run.absolute()),
             "out": str(out.absolute()), "graph": str(opened.path.absolute()),
@@ -77,13 +84,12 @@ def _predict(
             leave_interrupted()
 
 
-def _check_fits(content: dict[str, Any], meta: GraphMeta) -> None:
+def _check_fits(num_features: int, meta: GraphMeta) -> None:
     from fullgraph.training.fit import check_untyped
 
     check_untyped(meta)
-    wanted = content.get("data", {}).get("num_features")
-    if meta.field("x") is None or meta.num_features != wanted:
+    if meta.field("x") is None or meta.num_features != num_features:
         raise ValueError(
             f"graph {meta.name!r} has {meta.num_features} features a node; this run's model "
-            f"takes {wanted}"
+            f"takes {num_features}"
         )

@@ -28,6 +28,7 @@ from torch import Tensor
 from fullgraph.comm.group import Group
 from fullgraph.nn.convert import dropout_state, set_dropout_state
 from fullgraph.training.identity import Graph, identity
+from fullgraph.training.results import Epoch
 from fullgraph.training.snapshot import (
     CheckpointError,
     DamagedError,
@@ -47,6 +48,10 @@ from fullgraph.training.snapshot import (
 __all__ = ["CheckpointError", "Loaded", "load", "save"]
 
 MESSAGE = 1 << 26  # bytes
+KINDS: dict[str, type] = {
+    "graph": dict, "options": dict, "layout": dict, "optimizer": str, "dropout": dict, "rows": list,
+    "state": dict,
+}  # fmt: skip
 STALE = "stale."
 
 
@@ -119,11 +124,17 @@ def load(
     _check(header, model, optimizer, graph, options)
     state = unpack(header["state"], tensors)
     _check_model(state["model"], model, header["path"])
-    of_rank = read_tensors(_of_rank(group, header, found))
+    own = _of_rank(group, header, found)
     _set_dropout(model, header["dropout"], header["path"])
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(of_rank.pop("rng"))
+    try:
+        of_rank = read_tensors(own)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(of_rank.pop("rng"))
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{header['path']} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
     _load_stale(header, of_rank, graph)
     return Loaded(header["epoch"], state["extra"], header["path"], header["rows"])
 
@@ -252,12 +263,37 @@ def _set_dropout(model: torch.nn.Module, state: dict[str, list[int]], path: str)
 # Between rank 0, which has the files, and the others ----------------------------------------------
 
 
+def _check_header(header: dict[str, Any], data: bytes) -> None:
+    """Raises DamagedError unless it is made as `take` makes it. data: of the file of tensors."""
+    wrong = [name for name, kind in KINDS.items() if not isinstance(header.get(name), kind)]
+    if wrong:
+        raise DamagedError(f"it has no {wrong[0]}")
+    ranks = header["layout"].get("ranks")
+    if type(ranks) is not int or ranks != len(header["files"]) - 1:
+        raise DamagedError(f"it is of {ranks} ranks, and has files of {len(header['files']) - 1}")
+    try:
+        for row in header["rows"]:
+            Epoch.from_json(row)
+        for seed, step in header["dropout"].values():
+            if {type(seed), type(step)} != {int}:
+                raise TypeError(f"a step of dropout is {step!r}")
+        state = unpack(header["state"], read_tensors(data))
+        if not isinstance(state["model"], dict) or {*state} != {"model", "optimizer", "extra"}:
+            raise TypeError(f"its state is {[*state]}")
+    except DamagedError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"its values make no sense: {error}") from error
+
+
 def _newest(folder: Path) -> tuple[Path, dict[str, Any], bytes] | None:
     """The newest checkpoint that is whole, its header and tensors."""
     damaged = []
     for path in find(folder):
         try:
-            return path, *read(path)
+            header, data = read(path)
+            _check_header(header, data)
+            return path, header, data
         except DamagedError as error:
             damaged.append(f"{path} is damaged ({error})")
             print(f"fullgraph: {damaged[-1]}: going back to the one before", file=sys.stderr)

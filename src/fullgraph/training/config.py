@@ -75,8 +75,10 @@ class RunConfig:
         for key in ("workers", "threads"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout must be positive, got {self.timeout}")
+        if not 0 < self.timeout <= LONGEST:
+            raise ValueError(
+                f"timeout must be positive, got {self.timeout} (and at most {LONGEST:.0e})"
+            )
         check_parts(self.graph.parts, self.workers)
         placement = None if self.placement is None else Placement.parse(self.placement)
         if placement is not None:
@@ -97,14 +99,15 @@ class RunConfig:
     def from_json(content: dict[str, Any]) -> RunConfig:
         """What `to_json` gave; other keys are ignored. Raises ValueError where it is no such."""
         try:
-            known = {f.name for f in fields(RunConfig)} & content.keys()
-            values = {name: content[name] for name in known}
-            values["graph"] = _read(GraphOptions, values["graph"])
-            values["model"] = _read(ModelOptions, values["model"])
-            values["training"] = _read(FitOptions, values["training"])
-            return RunConfig(**values)
-        except (KeyError, TypeError, AttributeError) as error:
+            parts = {name: _read(kind, content[name]) for name, kind in PARTS.items()}
+            return _read(RunConfig, {**content, **parts})
+        except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"not the configuration of a run: {error}") from error
+
+
+LONGEST = 1e8  # seconds, three years
+PARTS: dict[str, Any] = {"graph": GraphOptions, "model": ModelOptions, "training": FitOptions}
+KINDS: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
 def approximations(schedule: Schedule, wire: str) -> str:
@@ -126,4 +129,12 @@ def check_parts(parts: int | None, workers: int) -> None:
 
 
 def _read(kind: type[Options], content: dict[str, Any]) -> Options:
-    return kind(**{f.name: content[f.name] for f in fields(kind) if f.name in content})  # type: ignore[arg-type]
+    given = {f.name: content[f.name] for f in fields(kind) if f.name in content}  # type: ignore[arg-type]
+    for name, value in given.items():
+        wanted, _, optional = str(kind.__annotations__[name]).partition(" | ")
+        if wanted not in KINDS or (value is None and optional):
+            continue
+        if not isinstance(value, KINDS[wanted]) or (isinstance(value, bool) and wanted != "bool"):
+            raise TypeError(f"{name} is {value!r}")
+        given[name] = float(value) if wanted == "float" else value
+    return kind(**given)

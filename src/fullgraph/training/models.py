@@ -86,6 +86,26 @@ def build_model(options: ModelOptions, in_channels: int, out_channels: int) -> t
     return MODELS[options.name](options, in_channels, out_channels)
 
 
+def check_weights(
+    options: ModelOptions, in_channels: int, out_channels: int, weights: dict[str, Tensor]
+) -> None:
+    """Raises ValueError unless these are the names and shapes of the model's weights. Nothing of
+    their size is made, whatever the options say."""
+    options.validate()
+    if options.layers > len(weights) and options.name != "sgc":
+        raise ValueError(f"{options.layers} layers cannot have {len(weights)} weights")
+    try:
+        with torch.device("meta"):
+            wanted = build_model(options, in_channels, out_channels).state_dict()
+    except (OverflowError, RuntimeError, TypeError) as error:
+        raise ValueError(f"no model can be so large: {error}") from error
+    for name in sorted(wanted.keys() | weights.keys()):
+        there, here = ([*t.shape] if t is not None else "absent"
+                       for t in (weights.get(name), wanted.get(name)))  # fmt: skip
+        if there != here:
+            raise ValueError(f"weight {name!r} is {there}, but the model's is {here}")
+
+
 def run_model(model: torch.nn.Module, graph: DistributedGraph) -> Tensor:
     """Logits [n, C] of the owned rows, with the graph's edge weights where it has some and the
     model knows what to do with them."""

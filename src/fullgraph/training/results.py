@@ -51,10 +51,13 @@ class Epoch:
 
     @staticmethod
     def from_json(line: dict[str, Any]) -> Epoch:
-        """Of a line that `to_json` gave; nan for None."""
+        """Of a line that `to_json` gave; nan for None. Raises KeyError, TypeError, ValueError or
+        AttributeError for anything else."""
+        if type(line["epoch"]) is not int:
+            raise TypeError(f"epoch is {line['epoch']!r}")
         rest = {name: line[name] for name in MEASURED if name in line}
         return Epoch(
-            line["epoch"], _number(line["loss"]), line["seconds"],
+            line["epoch"], _number(line["loss"]), float(line["seconds"]),
             metrics={n: _number(v) for n, v in line.items() if n not in (*PLAIN, *MEASURED)},
             drift={n: _number(v) for n, v in line.get("drift", {}).items()}, **rest,
         )  # fmt: skip
@@ -108,7 +111,7 @@ class FitResult:
 
 
 def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+    return math.nan if value is None else float(value)
 
 
 def finite(value: float) -> float | None:

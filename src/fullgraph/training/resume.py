@@ -144,6 +144,9 @@ class RunCheckpoints:
         self.rows, self.saved = list(found.rows), found.epoch
         result.epochs = [Epoch.from_json(row) for row in found.rows]
         by_number = {epoch.epoch: epoch for epoch in result.epochs}
-        result.best = by_number.get(extra["best"])
-        run.kept = (extra["kept"], by_number.get(extra["tested"]))
-        result.approximate = [*dict.fromkeys([*extra["approximate"], *result.approximate])]
+        try:
+            result.best = by_number.get(extra["best"])
+            run.kept = (extra["kept"], by_number.get(extra["tested"]))
+            result.approximate = [*dict.fromkeys([*extra["approximate"], *result.approximate])]
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{found.path} is not of fullgraph train: {error}") from error

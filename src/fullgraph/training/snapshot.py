@@ -29,6 +29,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from fullgraph.graph.disk import WriteError, why
+from fullgraph.graph.plain_file import plain_file
 from fullgraph.graph.replace import appearing
 
 FORMAT, VERSION = "fullgraph-checkpoint", 1
@@ -88,21 +89,25 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     """The value that `pack` was given. Raises DamagedError for anything that it has not made."""
-    if not isinstance(value, dict):
-        return value
     try:
-        ((kind, inside),) = value.items()
-        if kind == "tensor":
-            return tensors[inside]
-        if kind == "dict":
-            return {key: unpack(v, tensors) for key, v in inside}
-        if kind in ("list", "tuple"):
-            return {"list": list, "tuple": tuple}[kind](unpack(v, tensors) for v in inside)
-        if kind == "float":
-            return float(inside)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        return _unpacked(value, tensors)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise DamagedError(f"its values make no sense: {error}") from error
-    raise DamagedError(f"its values make no sense: {kind!r}")
+
+
+def _unpacked(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(value, (dict, list)):
+        return value
+    ((kind, inside),) = value.items()  # type: ignore[union-attr]  # of a list, which fails
+    if kind == "tensor":
+        return tensors[inside]
+    if kind == "dict":
+        return {key: _unpacked(v, tensors) for key, v in inside}
+    if kind in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[kind](_unpacked(v, tensors) for v in inside)
+    if kind == "float":
+        return float(inside)
+    raise ValueError(repr(kind))
 
 
 def read_tensors(data: bytes) -> dict[str, Tensor]:
@@ -239,30 +244,41 @@ def read(checkpoint: Path) -> tuple[dict[str, Any], bytes]:
 def _read_header(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / HEADER
     try:
-        content = json.loads(_plain_file(path).read_bytes())
+        if checkpoint.is_symlink():
+            raise OSError("its folder is a link; put the folder itself there")
+        content = json.loads(plain_file(path).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedError(f"{path} is not of a checkpoint")
     version = content.get("version")
-    if not isinstance(version, int) or version > VERSION:
+    if type(version) is not int or version < 1:
+        raise DamagedError(f"{path}: version is {version!r}, not a version number")
+    if version > VERSION:
         raise CheckpointError(
             f"{checkpoint} was written by a newer fullgraph (version {version}, this one reads up "
             f"to {VERSION}): pip install --upgrade fullgraph"
         )
     if content.get("checksum") != _checksum(content):
         raise DamagedError(f"{path} was changed: its checksum does not fit")
-    ranks = {rank_file(rank) for rank in range(len(content["files"]) - 1)}
-    if set(content["files"]) != {STATE, *ranks} or content["epoch"] != _epoch_of(checkpoint):
+    files, epoch = content.get("files"), content.get("epoch")
+    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
+        raise DamagedError(f"{path} has no sizes and checksums of its files")
+    ranks = {rank_file(rank) for rank in range(len(files) - 1)}
+    if set(files) != {STATE, *ranks} or type(epoch) is not int or epoch != _epoch_of(checkpoint):
         raise DamagedError(f"{path} belongs to another checkpoint")
     return content
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.keys() == {"bytes", "sha256"}
 
 
 def read_file(checkpoint: Path, header: dict[str, Any], name: str) -> bytes:
     """Raises DamagedError unless the file is as it was written."""
     path, expected = checkpoint / name, header["files"][name]
     try:
-        size = _plain_file(path).stat().st_size
+        size = plain_file(path).stat().st_size
         data = path.read_bytes() if size == expected["bytes"] else b""
     except OSError as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
@@ -271,12 +287,6 @@ def read_file(checkpoint: Path, header: dict[str, Any], name: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != expected["sha256"]:
         raise DamagedError(f"{path} was changed: its checksum does not fit")
     return data
-
-
-def _plain_file(path: Path) -> Path:
-    if path.is_symlink():
-        raise OSError("it is a link")
-    return path
 
 
 def as_tensor(data: bytes) -> Tensor:
