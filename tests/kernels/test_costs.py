@@ -47,6 +47,7 @@ def test_operations_of_torch_read_what_they_are_given_and_write_what_they_return
     with _Costs() as mode:
         a @ b
         torch.addmm(c, a, b)
+        c.addmm_(a, b)
         c + c[:1]
         c.mul_(2)
         torch.zeros(6, 3)
@@ -60,6 +61,7 @@ def test_operations_of_torch_read_what_they_are_given_and_write_what_they_return
     assert by_name == {
         "mm": ("dense products", Cost(0, 4 * (30 + 15 + 18), flops)),
         "addmm": ("dense products", Cost(0, 4 * (18 + 30 + 15 + 18), flops)),
+        "addmm_": ("dense products", Cost(0, 4 * (18 + 30 + 15 + 18), flops)),
         "slice": ("other", NOTHING),
         "add": ("elementwise", Cost(0, 4 * (18 + 3 + 18), 0)),
         "mul_": ("elementwise", Cost(0, 4 * (18 + 18), 0)),
@@ -73,6 +75,15 @@ def test_operations_of_torch_read_what_they_are_given_and_write_what_they_return
         "clone": ("elementwise", Cost(0, 4 * (3 + 18), 0)),
         "t": ("other", NOTHING),
     }
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_a_product_of_onednn_has_the_cost_of_a_linear_layer() -> None:
+    x, w, b = torch.rand(6, 5), torch.rand(3, 5), torch.rand(3)
+    with _Costs() as mode:
+        torch.ops.mkldnn._linear_pointwise(x, w, b, "none", [], "")
+    expected = Cost(0, 4 * (30 + 15 + 3 + 18), 2 * 6 * 5 * 3)
+    assert mode.found == [("_linear_pointwise", "dense products", expected)]
 
 
 def test_rows_that_are_packed_and_added_back() -> None:

@@ -40,7 +40,8 @@ OF_EDGES = {"cols", "weight", "weight_index", "index", "ids", "edge", "edge_logi
             "dedge_logit"}  # fmt: skip
 ATTENTION = ("gat", "dot", "head_dots")  # how the names begin
 
-PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
+LINEAR = "mkldnn::_linear_pointwise"
 MAKES_ROOM = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided",
               "aten::new_empty_strided", "aten::resize_"}  # fmt: skip
 FILLS = {"aten::zero_", "aten::fill_", "aten::zeros", "aten::new_zeros", "aten::zeros_like",
@@ -84,6 +85,8 @@ def cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> 
     if name in PRODUCTS:
         a, b = [x for x in args if isinstance(x, Tensor)][-2:]
         flops = 2 * a.numel() * b.shape[-1]
+    elif name == LINEAR:
+        flops = 2 * given["X"].numel() * given["W"].shape[0]
     return Cost(0, _moved(name, given, written, out), flops)
 
 
@@ -96,7 +99,7 @@ def family(func: Any) -> str:
     """Which sort of work an operation is."""
     name: str = func._schema.name
     kernel = name.removeprefix(OWN)
-    if name in PRODUCTS:
+    if name in PRODUCTS or name == LINEAR:
         return DENSE
     if name in MAKES_ROOM | FILLS:
         return ALLOCATION
