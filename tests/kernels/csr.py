@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,3 +90,30 @@ def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Te
 def few_values(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
     """Small integers over 4, so that maxima tie and products are exact in every dtype."""
     return (torch.randint(-3, 4, shape, generator=generator(seed)) / 4).to(dtype)
+
+
+_written: dict[Any, list[tuple[int, Tensor]]] = {}
+
+
+def run_reference(function: Callable[..., None], *args: Any) -> None:
+    """`function(*args)`, which takes long and writes the same on every instruction set: it runs
+    once for arguments of the same contents."""
+    key = (function, *(_content(arg) for arg in args))
+    if key in _written:
+        for k, result in _written[key]:
+            args[k].copy_(result)
+        return
+    before = [arg._version if isinstance(arg, Tensor) else 0 for arg in args]
+    function(*args)
+    _written[key] = [
+        (k, arg.clone())
+        for k, (arg, version) in enumerate(zip(args, before))
+        if isinstance(arg, Tensor) and arg._version != version
+    ]
+
+
+def _content(arg: Any) -> Any:
+    if not isinstance(arg, Tensor):
+        return arg
+    content = hashlib.sha256(arg.contiguous().numpy().tobytes()).digest()
+    return arg.dtype, arg.shape, content

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fullgraph import kernels
 from fullgraph.kernels import reference_attention as reference
-from tests.kernels.csr import DTYPES, Ranges, generator, normal, ranges, wide
+from tests.kernels.csr import DTYPES, Ranges, generator, normal, ranges, run_reference, wide
 
 INF, NAN = float("inf"), float("nan")
 SLOPE = 0.2
@@ -28,16 +27,6 @@ CASES = [
 BY_SOURCE = [(kind, *shape) for kind, *shape in CASES if kind != "chunk"] + [
     ("plain", *shape) for kind, *shape in CASES if kind == "chunk"
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The references are thousands of small steps, for which threads that wait cost more than they
-    do. One test below has two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Data:
@@ -71,28 +60,6 @@ def compare(got: Iterable[Tensor], expected: Iterable[Tensor], dtype: torch.dtyp
         torch.testing.assert_close(
             x.double(), exact, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * longest**0.5
         )
-
-
-_written: dict[Any, list[Tensor]] = {}
-
-
-def run_reference(function: Callable[..., None], *args: Any) -> None:
-    """`function(*args)`, which takes long and writes the same on every instruction set: it runs
-    once for arguments of the same contents."""
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    key = (function, *(_content(arg) for arg in args))
-    if key not in _written:
-        function(*args)
-        _written[key] = [x.clone() for x in tensors]
-    for x, result in zip(tensors, _written[key]):
-        x.copy_(result)
-
-
-def _content(arg: Any) -> Any:
-    if not isinstance(arg, Tensor):
-        return arg
-    content = hashlib.sha256(arg.contiguous().numpy().tobytes()).digest()
-    return arg.dtype, arg.shape, content
 
 
 def options(how: str, num_edges: int) -> tuple[bool, kernels.EdgeDropout | None, tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from tests.kernels.csr import (
     generator,
     normal,
     ranges,
+    run_reference,
     wide,
 )
 
@@ -70,9 +71,9 @@ def test_spmm_sums_rows_of_sources(kind: str, num_features: int, dtype: torch.dt
             )  # fmt: skip
             if weight is not None:
                 weight64 = weight.double()
-            reference.spmm(
-                *r.csr, r.rows, r.col_offset, x.double(), weight64, w["weight_index"], expected,
-                accumulate,
+            run_reference(
+                reference.spmm, *r.csr, r.rows, r.col_offset, x.double(), weight64,
+                w["weight_index"], expected, accumulate,
             )  # fmt: skip
             compare(out, expected, dtype, r)
 
@@ -86,7 +87,9 @@ def test_sddmm_adds_inner_products(kind: str, num_features: int, dtype: torch.dt
     out = normal(len(r.cols), dtype=wide(dtype), seed=3)
     expected = out.double()
     kernels.sddmm(*r.csr, x, grad, out, **r.place)
-    reference.sddmm(*r.csr, r.rows, r.col_offset, x.double(), grad.double(), expected)
+    run_reference(
+        reference.sddmm, *r.csr, r.rows, r.col_offset, x.double(), grad.double(), expected
+    )
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=50 * TOLERANCE[dtype])
 
 
@@ -107,9 +110,10 @@ def test_extremum_and_its_gradients_count_ties(
         )  # fmt: skip
         expected_count = expected_count.clone()
         kernels.extremum(*r.csr, x, out, count, **r.place, weight=weight, largest=largest)
-        reference.extremum(
-            *r.csr, r.rows, r.col_offset, x.double(), weight64, expected, expected_count, largest
-        )
+        run_reference(
+            reference.extremum, *r.csr, r.rows, r.col_offset, x.double(), weight64, expected,
+            expected_count, largest,
+        )  # fmt: skip
         assert torch.equal(out.double(), expected)
         assert torch.equal(count, expected_count)
 
@@ -118,9 +122,9 @@ def test_extremum_and_its_gradients_count_ties(
             dw = normal(len(r.cols), dtype=wide(dtype), seed=6)
             expected_dw = dw.double()
             kernels.extremum_grad_weight(*r.csr, x, out, share, dw, **r.place, weight=weight)
-            reference.extremum_grad_weight(
-                *r.csr, r.rows, r.col_offset, x.double(), weight64, expected, share.double(),
-                expected_dw,
+            run_reference(
+                reference.extremum_grad_weight, *r.csr, r.rows, r.col_offset, x.double(), weight64,
+                expected, share.double(), expected_dw,
             )  # fmt: skip
             compare(dw, expected_dw, dtype, r)
 
@@ -142,9 +146,10 @@ def test_extremum_grad_source_goes_to_those_that_attain_it(
     kernels.extremum_grad_source(
         *r.csr, x, best, share, dx, weight=weight, weight_index=w["weight_index"]
     )
-    reference.extremum_grad_source(
-        *r.csr, x.double(), weight64, w["weight_index"], best.double(), share.double(), expected
-    )
+    run_reference(
+        reference.extremum_grad_source, *r.csr, x.double(), weight64, w["weight_index"],
+        best.double(), share.double(), expected,
+    )  # fmt: skip
     compare(dx, expected, dtype, r)
 
 

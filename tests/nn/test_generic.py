@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -26,15 +26,6 @@ from tests.graphs import _data, named, named_parts, partitioned
 from tests.ranks import run_ranks
 
 WIDTH, CLASSES = 4, 3
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Pieces of a few edges are no work to share."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # Layers that users write --------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class LayerState:
         self.then: list[tuple[dict[str, Any], str, Any]] = []
         for own in _own_dicts(layer):
             for name, value in own.items():
-                tensors = list(tensors_in(value))
+                tensors = tensors_in(value)
                 if isinstance(value, _SCALARS) or any(id(t) in used for t in tensors):
                     self.then.append((own, name, value))
         kind = device.type

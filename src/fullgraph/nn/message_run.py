@@ -12,9 +12,9 @@ Letters: n owned rows, e edges and d rows of a piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Flag, auto
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,15 +27,15 @@ from fullgraph.ops.dropout import DropoutKey, dropout
 from fullgraph.ops.reductions import Reducible
 
 
-class Kind(Flag):
-    """What a tensor of a run is, beyond an ordinary one."""
+class Kind:
+    """What a tensor of a run is, beyond an ordinary one: bits of an int, which cost least."""
 
     NONE = 0
-    INDEX = auto()  # which row each edge ends in
-    EDGES = auto()  # a row for each edge of the piece
-    ROWS = auto()  # a row for each of the piece's destinations
-    OWNED = auto()  # a row for each owned row
-    PROVISIONAL = auto()  # computed from a reduction that is not known yet
+    INDEX = 1  # which row each edge ends in
+    EDGES = 2  # a row for each edge of the piece
+    ROWS = 4  # a row for each of the piece's destinations
+    OWNED = 8  # a row for each owned row
+    PROVISIONAL = 16  # computed from a reduction that is not known yet
 
 
 @dataclass
@@ -101,6 +101,10 @@ _ABOUT = {
     Tensor.__len__, torch.is_floating_point, torch.is_tensor, torch.zeros_like, torch.ones_like,
     Tensor.stride, Tensor.type, Tensor.get_device, torch.numel, Tensor.__hash__, Tensor.__repr__,
 }  # fmt: skip
+_QUESTIONS = {
+    Tensor.dim, Tensor.size, Tensor.is_floating_point, Tensor.element_size,
+    *(getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "is_cuda")),
+}  # fmt: skip
 # What each reduction starts from, and whether `scatter_reduce_` counts that in.
 _STARTS = {"sum": (0, True), "prod": (1, True), "amax": (0, False), "amin": (0, False)}
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
@@ -127,7 +131,7 @@ class MessageRun(TorchFunctionMode):
         self.reduced: dict[int, Reducible] = {}
         self.num_calls = self.num_dropouts = 0
         self.has_effects = False
-        self._kinds: dict[int, tuple[Tensor, Kind]] = {}
+        self._kinds: dict[int, tuple[Tensor, int]] = {}
         self._sub_index: dict[int, Tensor | None] = {}
         self._made: dict[int, Tensor] = {}
         self._shadows: dict[int, Tensor] = {}
@@ -143,20 +147,20 @@ class MessageRun(TorchFunctionMode):
 
     def has_edge_rows(self, tensor: Tensor) -> bool:
         """Whether a tensor that the code has made has a row for each edge."""
-        return Kind.EDGES in self._kind(tensor)
+        return bool(self._kind(tensor) & Kind.EDGES)
 
     def is_provisional(self, value: Any) -> bool:
-        return any(Kind.PROVISIONAL in self._kind(t) for t in tensors_in(value))
+        return any(self._kind(t) & Kind.PROVISIONAL for t in tensors_in(value))
 
-    def _mark(self, tensor: Tensor, kind: Kind) -> None:
+    def _mark(self, tensor: Tensor, kind: int) -> None:
         self._kinds[id(tensor)] = (tensor, kind)
         self._made[id(tensor)] = tensor
 
-    def _kind(self, tensor: Tensor) -> Kind:
+    def _kind(self, tensor: Tensor) -> int:
         found = self._kinds.get(id(tensor))
         return Kind.NONE if found is None else found[1]
 
-    def _kind_of_any(self, tensor: Tensor) -> Kind:
+    def _kind_of_any(self, tensor: Tensor) -> int:
         """The kind of a tensor of the run, or of one from outside."""
         found = self._kinds.get(id(tensor))
         if found is not None:
@@ -171,11 +175,13 @@ class MessageRun(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = list(tensors_in((args, kwargs)))
+        if func in _QUESTIONS:  # half of all calls
+            return self._answer(func, *args, **kwargs)
+        given = tensors_in((args, kwargs))
         kind = Kind.NONE
         for tensor in given:
             kind |= self._kind_of_any(tensor)
-        if Kind.INDEX in kind:
+        if kind & Kind.INDEX:
             return self._with_index(func, args, kwargs, kind)
         if func is F.dropout or func is torch.dropout:
             return self._dropout(*args, **{"training" if k == "train" else k: v
@@ -193,11 +199,18 @@ class MessageRun(TorchFunctionMode):
         out = func(*args, **kwargs)
         if writes and given and id(given[0]) in self._shadows:
             return None if out is None else given[0]
-        if id(out) in self._made or not any(out is t for t in tensors_in((args, kwargs))):
+        used = tensors_in((args, kwargs)) if self.swaps else given
+        if id(out) in self._made or not any(out is t for t in used):
             self._note(out, kind)  # but for a tensor from outside that came back as it is
         if writes and given and id(given[0]) in self._made:
             self._note(given[0], kind)
         return out
+
+    def _answer(self, func: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What a function says of a tensor, of whatever kind: no tensor comes out of it."""
+        if self.recording is not None:
+            self._record([tensor])
+        return func(self.swaps.get(id(tensor), tensor), *args, **kwargs)
 
     def _write_outside(self, tensor: Tensor) -> None:
         """Let the code see what it writes; whoever else has the tensor sees it once, if at all."""
@@ -209,15 +222,15 @@ class MessageRun(TorchFunctionMode):
             self._outside_written.append(tensor)  # so that its id stays its own
             self.swaps[id(tensor)] = copy
 
-    def _note(self, out: Any, kind: Kind) -> None:
+    def _note(self, out: Any, kind: int) -> None:
         """Remember what came out of a function whose arguments were of this kind."""
         for tensor in tensors_in(out):
             new = kind & Kind.PROVISIONAL
-            if Kind.EDGES in kind and tensor.dim() and self._has_edges(tensor):
+            if kind & Kind.EDGES and tensor.dim() and self._has_edges(tensor):
                 new |= Kind.EDGES
-            elif Kind.ROWS in kind and tensor.dim() and tensor.shape[0] == self.setting.num_rows:
+            elif kind & Kind.ROWS and tensor.dim() and tensor.shape[0] == self.setting.num_rows:
                 new |= Kind.ROWS
-            elif Kind.OWNED in kind and tensor.dim() and (
+            elif kind & Kind.OWNED and tensor.dim() and (
                 tensor.shape[0] == self.setting.num_owned
             ):  # fmt: skip
                 new |= Kind.OWNED
@@ -239,16 +252,16 @@ class MessageRun(TorchFunctionMode):
                 if tensor.requires_grad:
                     self.recording.captured.setdefault(id(tensor), tensor)
 
-    def _refuse(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: Kind) -> None:
+    def _refuse(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: int) -> None:
         x = args[0] if args else kwargs.get("input")
-        if func in REDUCTIONS and isinstance(x, Tensor) and Kind.EDGES not in self._kind(x):
+        if func in REDUCTIONS and isinstance(x, Tensor) and not self._kind(x) & Kind.EDGES:
             self._refuse_over_rows(func, args, kwargs, x)
-        if Kind.EDGES not in kind:
+        if not kind & Kind.EDGES:
             return
         mixes = func in _RECURRENT or (
             func in REDUCTIONS
             and isinstance(x, Tensor)
-            and Kind.EDGES in self._kind(x)
+            and self._kind(x) & Kind.EDGES
             and self._dims_of(x, self.setting.index.numel())
             and reduces_rows(
                 func, args, kwargs, x.dim(), self._dims_of(x, self.setting.index.numel())[0]
@@ -271,8 +284,8 @@ class MessageRun(TorchFunctionMode):
     ) -> None:
         """Refuse to mix aggregated rows, or rows that the code has from elsewhere."""
         kind = self._kind(x)
-        outside = id(x) in self.setting.node_rows or Kind.OWNED in kind
-        if not outside and Kind.ROWS not in kind:
+        outside = id(x) in self.setting.node_rows or kind & Kind.OWNED
+        if not outside and not kind & Kind.ROWS:
             return
         size = self.setting.num_owned if outside else self.setting.num_rows
         dims = self._dims_of(x, size)
@@ -285,10 +298,10 @@ class MessageRun(TorchFunctionMode):
 
     # Reductions --------------------------------------------------------------------------------
 
-    def _with_index(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: Kind) -> Any:
+    def _with_index(self, func: Callable[..., Any], args: Any, kwargs: Any, kind: int) -> Any:
         if func in _SUMS or func in _REDUCES:
             return self._reduce(func, args, kwargs)
-        index = next(t for t in tensors_in((args, kwargs)) if Kind.INDEX in self._kind(t))
+        index = next(t for t in tensors_in((args, kwargs)) if self._kind(t) & Kind.INDEX)
         if func is Tensor.__getitem__ and args[0] is index:
             return self._part_of_index(index, args[1])
         if func in _LOOKUPS:
@@ -318,7 +331,7 @@ class MessageRun(TorchFunctionMode):
         return out
 
     def _look_up(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, index: Tensor, kind: Kind
+        self, func: Callable[..., Any], args: Any, kwargs: Any, index: Tensor, kind: int
     ) -> Tensor:
         """A row for each edge: of the piece's destinations, or of all owned rows of a tensor that
         is not of this run."""
@@ -326,7 +339,7 @@ class MessageRun(TorchFunctionMode):
         if self.recording is not None:
             self._record([table])
         outside = id(table) not in self._made or id(table) in self.swaps
-        of_owned = outside or Kind.OWNED in self._kind(table)
+        of_owned = outside or bool(self._kind(table) & Kind.OWNED)
         self._check_table(table, of_owned)
         if of_owned and self.setting.is_split:
             raise NotImplementedError(
@@ -424,7 +437,7 @@ class MessageRun(TorchFunctionMode):
             kind in _STARTS
             and isinstance(values, Tensor)
             and isinstance(index, Tensor)
-            and Kind.INDEX in self._kind(index)
+            and self._kind(index) & Kind.INDEX
             and given.get("alpha", 1) == 1
         )
         if supported:
@@ -474,7 +487,7 @@ class MessageRun(TorchFunctionMode):
         if not training or p == 0:
             return input
         kind = self._kind(input)
-        if Kind.ROWS in kind and Kind.EDGES not in kind:
+        if kind & Kind.ROWS and not kind & Kind.EDGES:
             self._refuse_on_rows("dropout")
         dim = self._dim_of_edges(input, "dropout")
         k, self.num_dropouts = self.num_dropouts, self.num_dropouts + 1
@@ -519,7 +532,7 @@ class MessageRun(TorchFunctionMode):
         momentum: float = 0.1, eps: float = 1e-5,
     ) -> Tensor:  # fmt: skip
         """Statistics over the messages of all edges of all ranks, in two passes."""
-        if Kind.ROWS in self._kind(input) and Kind.EDGES not in self._kind(input):
+        if self._kind(input) & Kind.ROWS and not self._kind(input) & Kind.EDGES:
             self._refuse_on_rows("batch norm")
         if input.dim() != 2 or input.shape[0] != self.setting.index.numel():
             raise NotImplementedError(
@@ -557,16 +570,22 @@ class MessageRun(TorchFunctionMode):
         return out
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in nested tuples, lists and dicts, in order."""
+    found: list[Tensor] = []
+    _collect_tensors(value, found)
+    return found
+
+
+def _collect_tensors(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from tensors_in(item)
+            _collect_tensors(item, found)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_in(item)
+            _collect_tensors(item, found)
 
 
 def _swapped(value: Any, swaps: dict[int, Tensor]) -> Any:
@@ -587,11 +606,14 @@ def _name(func: Callable[..., Any]) -> str:
 
 def _writes(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     """Whether a function writes into its first argument."""
+    return _is_in_place(func) or kwargs.get("inplace") is True
+
+
+@lru_cache(maxsize=1024)
+def _is_in_place(func: Callable[..., Any]) -> bool:
     name = _name(func)
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name in ("__setitem__", "__set__") or name in _OPERATORS or (
-        kwargs.get("inplace") is True
-    )  # fmt: skip
+    return in_place or name in ("__setitem__", "__set__") or name in _OPERATORS
 
 
 _OPERATORS = {f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "pow", "and", "or", "xor")}
