@@ -270,7 +270,8 @@ def test_slurm_saves_and_waits_again_when_the_time_is_up_and_torchrun_goes_on(
     assert said["rank 0"][-2] == f"checkpoint after epoch {done}"
     assert [line.startswith("starting on ") for line in said["rank 1"]] == [True]
 
-    script = printed(*options, "--epochs", str(done + 3), "--resume", "--launcher", "torchrun")
+    words = ("--epochs", str(done + 3), "--resume", "--json", "--log-json")
+    script = printed(*options, *words, "--launcher", "torchrun")
     (tmp_path / "torchrun.sh").write_text(script)
     port = str(20000 + os.getpid() % 20000)
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -284,9 +285,15 @@ def test_slurm_saves_and_waits_again_when_the_time_is_up_and_torchrun_goes_on(
         for agent in agents:
             _kill(agent)
     assert [agent.returncode for agent in agents] == [0, 0], outs
-    said = {**_lines(outs[0][0]), **_lines(outs[1][0])}
-    assert f"going on after epoch {done}" in said["rank 0"]
-    assert [line.startswith("starting on ") for line in said["rank 1"]] == [True]
+    assert json.loads(outs[0][0]) == {"run": str(folder.path), **folder.result()}
+    assert outs[1][0] == ""
+    events = [[json.loads(line) for line in err.splitlines() if line.startswith("{")]
+              for _, err in outs]  # fmt: skip
+    assert [(event["event"], event["rank"]) for event in events[0]] == [
+        ("start", 0), ("resume", 0), ("epoch", 0), ("epoch", 0), ("epoch", 0), ("checkpoint", 0),
+        ("result", 0),
+    ]  # fmt: skip
+    assert [(event["event"], event["rank"]) for event in events[1]] == [("start", 1)]
     assert [line["epoch"] for line in folder.metrics()] == list(range(1, done + 4))
-    assert folder.result()["status"] == "finished"
-    assert json.loads((folder.path / "config.json").read_text())["workers"] == 2
+    result = folder.result()
+    assert (result["status"], result["workers"]) == ("finished", 2)

@@ -49,7 +49,7 @@ def test_json_events_of_a_run_its_resumption_on_a_terminal_and_its_curves(tmp_pa
     options = ("train", SMALL, "--threads", 1, "--out", "run", "--tensorboard",
                "--schedule", "delayed:2", "--check-drift", 2)  # fmt: skip
     code, out, err = run(
-        *options, "--workers", 2, "--epochs", 3, "--checkpoint-every", 2, "--log-json",
+        *options, "--epochs", 3, "--checkpoint-every", 2, "--log-json",
         cwd=tmp_path,
     )  # fmt: skip
     assert (code, err) == (0, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from fullgraph.training.config import GraphOptions, RunConfig
 from fullgraph.training.fit import normalize_features
 from fullgraph.training.run_folder import RunFolder
 from fullgraph.training.snapshot import find
-from tests.cli.commands import environment, run, start
+from tests.cli.commands import run, start
 from tests.data import shared_data
 from tests.training.processes import is_loopback, listening, tree, wait_until_gone
 
@@ -107,27 +106,6 @@ def test_info_shows_a_run(cora_run: tuple[Path, dict[str, Any]], tmp_path: Path)
     assert code == 0
     assert "finished" in out
     assert "weight decay" in out
-
-
-def test_train_runs_under_torchrun(tmp_path: Path) -> None:
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python",
-        sys.executable, "-m", "fullgraph.cli", "train", SMALL, "--model", "gin", "--norm", "batch",
-        "--epochs", "3", "--schedule", "oneshot", "--out", "run", "--json",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 1  # of rank 0 alone
-    printed = json.loads(lines[-1])
-    assert (printed["workers"], printed["schedule"], printed["status"]) == (
-        2,
-        "oneshot",
-        "finished",
-    )
-    assert {p.name for p in (tmp_path / "run").iterdir()} == FILES
 
 
 def test_what_is_approximate_says_so_everywhere(tmp_path: Path) -> None:
