@@ -27,6 +27,7 @@ from fullgraph.kernels._attention import (
 )
 from fullgraph.kernels._checks import validate_csr
 from fullgraph.kernels._cut import choose_owners, libra
+from fullgraph.kernels._dense import dense, dense_weight_grad
 from fullgraph.kernels._edges import (
     extremum,
     extremum_grad_source,
@@ -44,6 +45,8 @@ __all__ = [
     "EdgeDropout",
     "available_isas",
     "choose_owners",
+    "dense",
+    "dense_weight_grad",
     "dot",
     "dot_grad_source",
     "dot_grad_target",

@@ -120,6 +120,19 @@ def dropout(
     out.copy_(torch.where(draws >= int(p * 2**32), scaled, 0))
 
 
+def dense(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
+    if accumulate:
+        out.addmm_(x, w)
+    else:
+        torch.mm(x, w, out=out)
+        if bias is not None:
+            out.add_(bias)
+
+
+def dense_weight_grad(grad: Tensor, x: Tensor, out: Tensor) -> None:
+    torch.mm(grad.T, x, out=out)
+
+
 _MASK = 0xFFFFFFFF
 
 

@@ -2,6 +2,7 @@
 #include "table.h"
 
 #include "attention.h"
+#include "dense.h"
 #include "extremum.h"
 #include "rows.h"
 #include "spmm.h"
@@ -42,6 +43,8 @@ Table table() {
             row_kernels<float>(),
             row_kernels<double>(),
             row_kernels<bf16>(),
+            {&dense<float>, &dense_weight_grad<float>},
+            {&dense<double>, &dense_weight_grad<double>},
             &gather_rows,
             &gather_rows_rounded,
             &draws_of};

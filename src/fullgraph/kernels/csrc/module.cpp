@@ -153,6 +153,31 @@ void bind_edge_kernels(nb::module_& m) {
         "extremum"_a.noconvert(), "share"_a.noconvert(), "out"_a.noconvert());
 }
 
+template <typename T>
+void bind_dense_kernels(nb::module_& m) {
+    m.def(
+        "dense",
+        [](Matrix<const T> x, nb::ndarray<const T, nb::ndim<2>, nb::device::cpu> w,
+           Maybe<Vector<const T>> bias, Matrix<T> out, bool accumulate) {
+            nb::gil_scoped_release release;
+            kernels.dense<T>().dense(x.data(), w.data(), w.stride(0), w.stride(1),
+                                     bias ? bias->data() : nullptr, out.data(),
+                                     int64_t(x.shape(0)), int64_t(x.shape(1)),
+                                     int64_t(out.shape(1)), accumulate);
+        },
+        "x"_a.noconvert(), "w"_a.noconvert(), "bias"_a.noconvert().none(), "out"_a.noconvert(),
+        "accumulate"_a);
+    m.def(
+        "dense_weight_grad",
+        [](Matrix<const T> grad, Matrix<const T> x, Matrix<T> out) {
+            nb::gil_scoped_release release;
+            kernels.dense<T>().dense_weight_grad(grad.data(), x.data(), out.data(),
+                                                 int64_t(x.shape(0)), int64_t(grad.shape(1)),
+                                                 int64_t(x.shape(1)));
+        },
+        "grad"_a.noconvert(), "x"_a.noconvert(), "out"_a.noconvert());
+}
+
 // ---- Attention -------------------------------------------------------------------------------
 
 template <typename T>
@@ -527,6 +552,8 @@ NB_MODULE(_native, m) {
     bind_row_kernels<float>(m);
     bind_row_kernels<double>(m);
     bind_row_kernels<bf16>(m);
+    bind_dense_kernels<float>(m);
+    bind_dense_kernels<double>(m);
     bind_gather_rows(m);
     bind_group_by<int32_t>(m);
     bind_group_by<int64_t>(m);

@@ -29,6 +29,13 @@ struct RowKernels {
     void (*dropout)(const X*, const int64_t*, X*, int64_t, int64_t, uint64_t, double, DropoutKey);
 };
 
+template <typename T>
+struct DenseKernels {
+    void (*dense)(const T*, const T*, int64_t, int64_t, const T*, T*, int64_t, int64_t, int64_t,
+                  bool);
+    void (*dense_weight_grad)(const T*, const T*, T*, int64_t, int64_t, int64_t);
+};
+
 template <typename X, typename T>
 struct AttentionKernels {
     using Sources = Rows<const X>;
@@ -63,6 +70,8 @@ struct Table {
     RowKernels<float> rows_f32;
     RowKernels<double> rows_f64;
     RowKernels<bf16> rows_bf16;
+    DenseKernels<float> dense_f32;
+    DenseKernels<double> dense_f64;
     void (*gather_rows)(const uint8_t*, const int32_t*, uint8_t*, int64_t, int64_t);
     void (*gather_rows_rounded)(const float*, const int32_t*, bf16*, int64_t, int64_t);
     void (*draws_of)(uint32_t*, int64_t, int64_t, const DropoutKey&);
@@ -84,6 +93,11 @@ struct Table {
         if constexpr (std::is_same_v<X, float>) return rows_f32;
         else if constexpr (std::is_same_v<X, double>) return rows_f64;
         else return rows_bf16;
+    }
+    template <typename T>
+    const auto& dense() const {
+        if constexpr (std::is_same_v<T, float>) return dense_f32;
+        else return dense_f64;
     }
 };
 

@@ -1,0 +1,180 @@
+// Dense products of a tall matrix, n rows of a few hundred columns, with weights that stay in cache,
+// straight into memory that is there: torch's own make a new matrix of n rows for every product.
+//
+// Letters: n rows, K and G columns. A tile of the result, kTileRows x tile_columns<T>(), stays in
+// registers. What it is multiplied with is packed into panels of that many columns, [K, columns],
+// filled up with zeros.
+#pragma once
+
+#include <new>
+
+#include "vectors.h"
+
+namespace fullgraph::FULLGRAPH_ISA {
+
+// Memory for so many numbers, at the start of a cache line; not initialised.
+template <typename T>
+class Scratch {
+public:
+    explicit Scratch(int64_t size)
+        : values_(static_cast<T*>(::operator new(size * sizeof(T), kAlignment))) {}
+    ~Scratch() { ::operator delete(values_, kAlignment); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    T* get() const { return values_; }
+
+private:
+    static constexpr std::align_val_t kAlignment{64};
+    T* values_;
+};
+
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = kVectorBytes == 64 ? 4 : 2;  // of 32 or of 16 registers
+constexpr int64_t kRowsAtOnce = 16 * kTileRows;           // that use a panel while it is in cache
+constexpr int64_t kDepth = 256;                           // rows of a panel that is made on the way
+constexpr int64_t kSegments = 64;  // of n, summed each for itself: any number of threads, one result
+
+template <typename T>
+constexpr int tile_columns() {
+    return kTileVectors * (kVectorBytes / int(sizeof(T)));
+}
+
+inline int64_t rounded_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+
+// Panels of the columns first .. of a matrix whose element (k, j) is b[k * b_k + j * b_j].
+template <typename T>
+class Panels {
+public:
+    Panels(int64_t depth, int64_t num_columns)
+        : depth_(depth), num_columns_(num_columns),
+          values_(rounded_up(num_columns, tile_columns<T>()) * tile_columns<T>() * depth) {}
+
+    // The first `depth` rows of it; depth is at most that of the constructor.
+    void pack(const T* b, int64_t b_k, int64_t b_j, int64_t depth) {
+        constexpr int64_t C = tile_columns<T>();
+        for (int64_t first = 0; first < num_columns_; first += C) {
+            const int64_t width = smaller(C, num_columns_ - first);
+            T* panel = values_.get() + first * depth_;
+            for (int64_t k = 0; k < depth; ++k) {
+                for (int64_t j = 0; j < width; ++j) {
+                    panel[k * C + j] = b[k * b_k + (first + j) * b_j];
+                }
+                for (int64_t j = width; j < C; ++j) panel[k * C + j] = 0;
+            }
+        }
+    }
+
+    // The panel that begins with this column.
+    const T* at(int64_t column) const { return values_.get() + column * depth_; }
+
+private:
+    int64_t depth_, num_columns_;
+    Scratch<T> values_;
+};
+
+// sum[r, c] = Σ_k a[r * a_row + k * a_k] panel[k, c] for R rows.
+template <int R, typename T>
+inline void tile_product(const T* a, int64_t a_row, int64_t a_k, const T* panel, int64_t depth,
+                         T* sum) {
+    constexpr int lanes = kVectorBytes / int(sizeof(T));
+    Vector<T, lanes> sums[R][kTileVectors] = {};
+    for (int64_t k = 0; k < depth; ++k) {
+        Vector<T, lanes> b[kTileVectors];
+        unroll<kTileVectors>([&](auto v) { b[v] = load<lanes>(panel + v * lanes); });
+        unroll<R>([&](auto r) {
+            const T x = a[r * a_row + k * a_k];
+            unroll<kTileVectors>([&](auto v) { sums[r][v] += x * b[v]; });
+        });
+        panel += tile_columns<T>();
+    }
+    unroll<R>([&](auto r) {
+        unroll<kTileVectors>([&](auto v) {
+            store<lanes>(sum + r * tile_columns<T>() + v * lanes, sums[r][v]);
+        });
+    });
+}
+
+template <int R, typename T>
+inline void tile_of_rows(int64_t rows, const T* a, int64_t a_row, int64_t a_k, const T* panel,
+                         int64_t depth, T* sum) {
+    if (rows >= R) {
+        tile_product<R>(a, a_row, a_k, panel, depth, sum);
+    } else if constexpr (R > 1) {
+        tile_of_rows<R - 1>(rows, a, a_row, a_k, panel, depth, sum);
+    }
+}
+
+// out[i, j] = Σ_k x[i, k] w[k * w_k + j * w_j], plus bias[j] if any; without one, added to out if
+// `accumulate`. An element's sum runs over k in order, wherever its row is.
+template <typename T>
+void dense(const T* x, const T* w, int64_t w_k, int64_t w_j, const T* bias, T* out, int64_t num_rows,
+           int64_t depth, int64_t num_columns, bool accumulate) {
+    constexpr int64_t C = tile_columns<T>();
+    Panels<T> panels(depth, num_columns);
+    panels.pack(w, w_k, w_j, depth);
+    const auto rows_at_once = [&](int64_t group) {
+        const int64_t last = smaller(num_rows, (group + 1) * kRowsAtOnce);
+        for (int64_t first = 0; first < num_columns; first += C) {
+            const int64_t width = smaller(C, num_columns - first);
+            for (int64_t i = group * kRowsAtOnce; i < last; i += kTileRows) {
+                T sum[kTileRows * C];
+                const int64_t rows = smaller(kTileRows, last - i);
+                tile_of_rows<kTileRows>(rows, x + i * depth, depth, 1, panels.at(first), depth, sum);
+                for (int64_t r = 0; r < rows; ++r) {
+                    T* to = out + (i + r) * num_columns + first;
+                    const T* from = sum + r * C;
+                    if (accumulate) {
+                        for (int64_t j = 0; j < width; ++j) to[j] += from[j];
+                    } else if (bias != nullptr) {
+                        for (int64_t j = 0; j < width; ++j) to[j] = from[j] + bias[first + j];
+                    } else {
+                        for (int64_t j = 0; j < width; ++j) to[j] = from[j];
+                    }
+                }
+            }
+        }
+    };
+    for_each_row(rounded_up(num_rows, kRowsAtOnce), num_rows * num_columns, rows_at_once);
+}
+
+// out[i, j] = Σ_r a[r, i] b[r, j] for a [n, G], b [n, K]: what weights get of a gradient.
+template <typename T>
+void dense_weight_grad(const T* a, const T* b, T* out, int64_t num_rows, int64_t num_a,
+                       int64_t num_b) {
+    constexpr int64_t C = tile_columns<T>();
+    const int64_t segment = larger(1, rounded_up(rounded_up(num_rows, kSegments), kDepth)) * kDepth;
+    const int64_t num_segments = larger(1, rounded_up(num_rows, segment));
+    const Scratch<T> partial(num_segments * num_a * num_b);
+    for_each_row(num_segments, num_rows * num_a, [&](int64_t s) {
+        T* into = partial.get() + s * num_a * num_b;
+        for (int64_t e = 0; e < num_a * num_b; ++e) into[e] = 0;
+        Panels<T> panels(kDepth, num_b);
+        const int64_t end = smaller(num_rows, (s + 1) * segment);
+        for (int64_t row = s * segment; row < end; row += kDepth) {
+            const int64_t depth = smaller(kDepth, end - row);
+            panels.pack(b + row * num_b, num_b, 1, depth);
+            for (int64_t first = 0; first < num_b; first += C) {
+                const int64_t width = smaller(C, num_b - first);
+                for (int64_t i = 0; i < num_a; i += kTileRows) {
+                    T sum[kTileRows * C];
+                    const int64_t rows = smaller(kTileRows, num_a - i);
+                    tile_of_rows<kTileRows>(rows, a + row * num_a + i, 1, num_a, panels.at(first),
+                                            depth, sum);
+                    for (int64_t r = 0; r < rows; ++r) {
+                        T* to = into + (i + r) * num_b + first;
+                        for (int64_t j = 0; j < width; ++j) to[j] += sum[r * C + j];
+                    }
+                }
+            }
+        }
+    });
+    for_each_row(num_a, num_segments * num_a * num_b, [&](int64_t i) {
+        for (int64_t j = 0; j < num_b; ++j) {
+            T total = 0;
+            for (int64_t s = 0; s < num_segments; ++s) total += partial.get()[(s * num_a + i) * num_b + j];
+            out[i * num_b + j] = total;
+        }
+    });
+}
+
+}  // namespace fullgraph::FULLGRAPH_ISA
