@@ -11,6 +11,7 @@ from torch_geometric.utils import add_remaining_self_loops
 import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
+from fullgraph.graph.blocks import Ownership
 from fullgraph.graph.folder import save
 from tests.data import shared_data
 from tests.graphs import named, named_parts
@@ -128,6 +129,24 @@ def test_load_opens_a_folder_with_any_number_of_ranks(tmp_path) -> None:
         fullgraph.load(tmp_path / "parts", group=Group(), parts=2)
     with pytest.raises(ValueError, match="max_block_bytes must be positive"):
         fullgraph.load(tmp_path / "parts", group=Group(), max_block_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("owned", "most_bytes", "rows"),
+    [
+        ((80_000, 160_000), 64 << 20, 20_000),  # an eighth of the larger
+        ((80_000, 79_000), 64 << 20, 10_000),
+        ((80, 160), 64 << 20, 1024),  # small messages are not worth it
+        ((80_000, 160_000), 512 * 7, 7),  # what was asked for
+        ((80_000, 160_000), 1, 1),
+    ],
+)
+def test_a_message_has_an_eighth_of_a_ranks_rows(
+    owned: tuple[int, int], most_bytes: int, rows: int
+) -> None:
+    graph = DistributedGraph.build(named_parts("multigraph", 1, False), Group())
+    graph.ownership, graph.max_block_bytes = Ownership.of_parts([0, 1, 2], owned), most_bytes
+    assert graph.rows_of_message(512) == rows
 
 
 def _load_errors(group: Group) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullgraph.graph.blocks import Ownership, build_blocks
+from fullgraph.graph.blocks import Ownership, build_blocks, make_block
 from tests.graphs import GRAPHS, named_parts
 
 
@@ -84,3 +84,16 @@ def test_chunks_cut_every_row_by_source(max_rows: int) -> None:
                 assert ((cols >= chunk.first_row) & (cols < chunk.last_row)).all()
                 edges += range(begin, end)
         assert sorted(edges) == list(range(block.num_edges))
+
+
+@pytest.mark.parametrize(
+    ("degree", "kind"), [(255, torch.uint8), (256, torch.int16), (32768, torch.int32)]
+)
+def test_chunks_of_a_hub_keep_narrow_integers(degree: int, kind: torch.dtype) -> None:
+    dst, src = torch.zeros(degree, dtype=torch.int32), torch.arange(degree, dtype=torch.int32)
+    first, second = make_block(1, dst, src, 3, degree, 0, True).chunks(degree - 1)
+    assert (first.begin.tolist(), first.end.tolist()) == ([0], [degree - 1])
+    assert (second.begin.tolist(), second.end.tolist()) == ([degree - 1], [degree])
+    assert first.end.dtype == torch.int64
+    assert first._until is not None
+    assert first._until.dtype == kind

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from fullgraph.comm.reverse import EdgeMove
     from fullgraph.comm.seeds import SeedGraphs
 
-DEFAULT_BLOCK_BYTES = 4 << 20
+DEFAULT_BLOCK_BYTES = 64 << 20
+PIECE_BYTES = 4 << 20
+SMALL_MESSAGE_BYTES = 512 << 10
+MESSAGES_OF_A_RANK = 8  # that its rows travel in, or a few more, where they are many
 PER_EDGE = (
     "in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type", "is_self_loop",
 )  # fmt: skip
@@ -116,7 +119,7 @@ class DistributedGraph:
         schedule: how exchange and compute interleave.
         wire: the dtype that rows travel in: "float32" (their own) or "bf16".
         stale: what an approximate schedule keeps from one training pass to the next.
-        max_block_bytes: the largest message of rows.
+        max_block_bytes: the largest message of rows; see `rows_of_message` for the usual one.
         meta: what is known of the whole graph.
         node_id: int64 [n], original ids of the owned rows.
         x: [n, F] or None; y: [n] or [n, C] or None; masks: bool [n] by name.
@@ -706,9 +709,21 @@ class DistributedGraph:
             )
         return gather_rows(self.group, rows, self.node_id, self.ownership.num_owned, self.num_nodes)
 
-    def max_rows(self, row_bytes: int) -> int:
-        """How many rows of `row_bytes` a message may have."""
-        return max(1, self.max_block_bytes // max(1, row_bytes))
+    def rows_of_message(self, row_bytes: int) -> int:
+        """How many rows of `row_bytes` a message may have, the same on all ranks.
+
+        An eighth of the rows of the rank that owns most: what is under way is then the same
+        fraction of what a rank holds on any number of ranks, and so is what is kept for each
+        message of where its edges are.
+        """
+        owned = (self.source_ownership or self.ownership).num_owned
+        least = SMALL_MESSAGE_BYTES // max(1, row_bytes)
+        most = self.max_block_bytes // max(1, row_bytes)
+        return max(1, min(most, max(least, -(-max(owned) // MESSAGES_OF_A_RANK))))
+
+    def rows_of_piece(self, row_bytes: int) -> int:
+        """How many rows of `row_bytes`, one for each edge, are computed at a time."""
+        return max(1, min(self.max_block_bytes, PIECE_BYTES) // max(1, row_bytes))
 
 
 def gather_rows(

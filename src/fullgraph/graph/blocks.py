@@ -77,22 +77,26 @@ def _split_evenly(weights: Sequence[int], num_groups: int) -> list[int]:
 class Chunk:
     """The edges of a block whose sources are its compact rows ``first_row .. last_row - 1``.
 
-    ``begin``, ``end``: int64 [D], each destination's range within the block's ``cols``; kept in
-    integers as narrow as may be, for a block has many chunks.
+    ``begin``, ``end``: int64 [D], each destination's range within the block's ``cols``. What is
+    kept are the block's ``offsets`` and how many of a destination's edges come before the range
+    and before its end, in integers as narrow as may be, for a block has many chunks; None where
+    the range is all of them.
     """
 
     first_row: int
     last_row: int
-    _begin: Tensor
-    _end: Tensor
+    offsets: Tensor
+    _before: Tensor | None = None
+    _until: Tensor | None = None
 
     @property
     def begin(self) -> Tensor:
-        return self._begin.long()
+        first = self.offsets[:-1]
+        return first if self._before is None else first + self._before
 
     @property
     def end(self) -> Tensor:
-        return self._end.long()
+        return self.offsets[1:] if self._until is None else self.offsets[:-1] + self._until
 
 
 @dataclass(eq=False)
@@ -154,7 +158,7 @@ class Block:
 
     @property
     def whole(self) -> Chunk:
-        return Chunk(0, self.num_sources, self.offsets[:-1], self.offsets[1:])
+        return Chunk(0, self.num_sources, self.offsets)
 
     def chunks(self, max_rows: int) -> list[Chunk]:
         """The block in runs of at most `max_rows` source rows; kept for the next call."""
@@ -165,18 +169,24 @@ class Block:
         return self._chunks[max_rows]
 
     def _split(self, max_rows: int) -> list[Chunk]:
-        num_rows = self.offsets.numel() - 1
-        rows = torch.arange(num_rows, device=self.offsets.device)
-        position = torch.repeat_interleave(rows, self.offsets.diff())
-        kind = torch.int32 if self.num_edges < 2**31 else torch.int64
-        chunks, begin = [], self.offsets[:-1].to(kind)
+        degree = self.offsets.diff()
+        num_rows = degree.numel()
+        rows = torch.arange(num_rows, device=degree.device)
+        position = torch.repeat_interleave(rows, degree)
+        kind = _narrowest(int(degree.max()) if num_rows else 0)
+        chunks, before = [], degree.new_zeros(num_rows, dtype=kind)
         for first in range(0, self.num_sources, max_rows):
             last = min(first + max_rows, self.num_sources)
-            below = torch.bincount(position[self.cols < last], minlength=num_rows)
-            end = (self.offsets[:-1] + below).to(kind)
-            chunks.append(Chunk(first, last, begin, end))
-            begin = end
+            until = torch.bincount(position[self.cols < last], minlength=num_rows).to(kind)
+            chunks.append(Chunk(first, last, self.offsets, before, until))
+            before = until
         return chunks
+
+
+def _narrowest(largest: int) -> torch.dtype:
+    """The integers that hold 0 .. largest in the fewest bytes."""
+    kinds = (torch.uint8, torch.int16, torch.int32)
+    return next((kind for kind in kinds if largest <= torch.iinfo(kind).max), torch.int64)
 
 
 def make_block(

@@ -25,24 +25,24 @@ REDUCTIONS = ("sum", "add", "mean", "max", "min")
 
 
 class _Sum(torch.autograd.Function):
-    """Z = diag(t) A diag(s) X, A having the edge weights w (1 without).
+    """Z = A diag(s) X, A having the edge weights w (1 without).
 
     ========  =======  =====================================================
     x         [m, F]   float32, float64 or bfloat16
     w         [E]      optional, differentiable
-    s, t      [m], [n] optional, constants
-    z         [n, F]   dtype of x; bfloat16 is summed in float32
+    s         [m]      optional, constant
+    z         [n, F]   dtype of x; float32 for bfloat16
     ========  =======  =====================================================
 
-    Backward: dX = diag(s) Aᵀ diag(t) dZ needs no remote row of X: each rank sends Aᵀ dZ home.
-    dw[e] = <(t dZ)[dst], (s X)[src]> needs them: kept from the forward pass, or fetched again
+    Backward: dX = diag(s) Aᵀ dZ needs no remote row of X: each rank sends Aᵀ dZ home.
+    dw[e] = <dZ[dst], (s X)[src]> needs them: kept from the forward pass, or fetched again
     where the schedule says so. Saved: nothing of size [n, F] unless w has a gradient.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, source_scale: Tensor | None,
-        target_scale: Tensor | None, graph: DistributedGraph, layer: str,
+        graph: DistributedGraph, layer: str,
     ) -> Tensor:  # fmt: skip
         x = _scaled(x, source_scale).contiguous()
         slices = Slices.even(graph, x.shape[1])
@@ -64,17 +64,14 @@ class _Sum(torch.autograd.Function):
         ctx.graph, ctx.call = graph, for_each_source(graph, pieces, use, layer=layer, halo=halo)
         out = slices.join(sum_to_owners(graph, partial, slices.widths, layer=ctx.call))
         keep_x = x if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(keep_x, halo, weight, source_scale, target_scale)
-        if target_scale is not None:
-            out.mul_(target_scale.to(out.dtype).unsqueeze(1))
-        return out.to(x.dtype)
+        ctx.save_for_backward(keep_x, halo, weight, source_scale)
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, halo, weight, source_scale, target_scale = ctx.saved_tensors
+        x, halo, weight, source_scale = ctx.saved_tensors
         graph: DistributedGraph = ctx.graph
-        grad = _scaled(grad.to(_wide(grad.dtype)), target_scale)
         slices = Slices.even(graph, grad.shape[1])
         grad = fetch_targets(graph, slices.of(grad), layer=ctx.call, direction="backward")
         sums = [grad.new_zeros(graph.num_sources, width) for width in slices.widths]
@@ -104,7 +101,7 @@ class _Sum(torch.autograd.Function):
         dx = slices.join(sums)
         if source_scale is not None:
             dx.mul_(source_scale.to(dx.dtype).unsqueeze(1))
-        return dx, dw, None, None, None, None
+        return dx, dw, None, None, None
 
 
 def aggregate(
@@ -155,7 +152,11 @@ def _reduced(
     if reduce == "mean":
         inverse = graph.in_degree.clamp(min=1).to(_wide(x.dtype)).reciprocal()
         target_scale = inverse if target_scale is None else target_scale * inverse
-    return _Sum.apply(x, weight, source_scale, target_scale, graph, layer)
+    out = _Sum.apply(x, weight, source_scale, graph, layer)
+    if target_scale is not None:
+        # Not in the sum's own backward pass, where two gradients of z would be held beside dX.
+        out = out.mul_(target_scale.to(out.dtype).unsqueeze(1))
+    return out.to(x.dtype)
 
 
 def _check(graph: DistributedGraph, x: Tensor, reduce: str, weight: Tensor | None) -> None:

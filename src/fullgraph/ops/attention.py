@@ -654,7 +654,7 @@ def _pieces(
             by_target, block.rows, chunk.first_row, block.edges, dropout, None, lists
         )  # fmt: skip
         return
-    size = options.graph.max_rows(weight.shape[0] * dtype.itemsize)
+    size = options.graph.rows_of_piece(weight.shape[0] * dtype.itemsize)
     stop = (chunk.end - chunk.begin).cumsum(0)
     num_edges = int(stop[-1]) if len(stop) else 0
     for first in range(0, num_edges, size):

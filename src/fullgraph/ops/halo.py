@@ -292,7 +292,7 @@ class _Rows:
         self.owned = self.pieces[graph.feature_slice]
         # The same on all ranks, whichever slice each works on.
         widest = max(piece.shape[1] for piece in self.pieces)
-        self.max_rows = graph.max_rows(self.owned.element_size() * widest)
+        self.max_rows = graph.rows_of_message(self.owned.element_size() * widest)
         self._halo_offsets = self.plan.halo_offsets
 
     @property

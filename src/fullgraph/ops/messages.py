@@ -385,7 +385,7 @@ def _as_leaves(inputs: Inputs, needs: _Grouped) -> Inputs:
 
 def _max_edges(task: Pass, packed: _Packed | None) -> int:
     width = 8 if packed is None else packed.rows.shape[1] * packed.rows.element_size()
-    return max(MIN_EDGES, task.edges.graph.max_rows(width))
+    return max(MIN_EDGES, task.edges.graph.rows_of_piece(width))
 
 
 def _pieces(

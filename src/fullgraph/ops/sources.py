@@ -23,7 +23,7 @@ def _gather(edges: EdgeList, rows: Tensor, layer: str | Call) -> tuple[Tensor, C
     """[E, F] from [m, F]."""
     graph = edges.graph
     out = rows.new_zeros(edges.num_edges, rows.shape[1])  # as some may be left out
-    limit = max(MIN_EDGES, graph.max_rows(rows.element_size() * rows.shape[1]))
+    limit = max(MIN_EDGES, graph.rows_of_piece(rows.element_size() * rows.shape[1]))
 
     def use(block: Block, chunk: Chunk, sources: Tensor) -> None:
         for piece in edges.pieces(block, chunk, limit):
@@ -41,7 +41,7 @@ def _scatter(
     """[m, F], summed from [E, F]."""
     graph = edges.graph
     out = values.new_zeros(graph.num_sources, values.shape[1])
-    limit = max(MIN_EDGES, graph.max_rows(values.element_size() * values.shape[1]))
+    limit = max(MIN_EDGES, graph.rows_of_piece(values.element_size() * values.shape[1]))
 
     def fill(block: Block, chunk: Chunk, sources: Tensor) -> None:
         for piece in edges.pieces(block, chunk, limit):

@@ -156,7 +156,7 @@ def _return(
         ),
         take=take, meanwhile=lambda: None,
     ).run(
-        plan.return_ticks(graph.max_rows(some.element_size() * max(widths))),
+        plan.return_ticks(graph.rows_of_message(some.element_size() * max(widths))),
         graph.schedule.prefetch,
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def _form(pieces: list[Tensor]) -> tuple[int, int]:
 
 
 def _max_rows(graph: DistributedGraph, pieces: list[Tensor]) -> int:
-    return graph.max_rows(pieces[0].element_size() * max(p.shape[1] for p in pieces))
+    return graph.rows_of_message(pieces[0].element_size() * max(p.shape[1] for p in pieces))
 
 
 # Differentiable, not sliced ----------------------------------------------------------------------

@@ -27,6 +27,7 @@ from fullgraph.planner.ledger import Ledger
 from fullgraph.planner.shares import mirrors
 from fullgraph.planner.wire import DryGroup
 
+MAX_MESSAGES = 64  # of an exchange; more would take long, and change next to nothing
 LOOP_BYTES_AN_EDGE = 52  # that giving the own block its self-loops holds for a moment
 
 
@@ -105,25 +106,28 @@ class _DryBlock(Block):
     def _split(self, max_rows: int) -> list[Chunk]:
         assert self.ledger is not None
         _ints(self.num_edges), _ints(self.num_edges)  # what splitting holds for a moment
-        num_rows, kind = self.offsets.numel() - 1, torch.int32
+        num_rows, kind = self.offsets.numel() - 1, torch.int16
         chunks: list[Chunk] = []
-        begin = _ints(num_rows, dtype=kind)
+        before = _ints(num_rows, dtype=kind)
         for first in range(0, self.num_sources, max_rows):
-            last, end = min(first + max_rows, self.num_sources), _ints(num_rows, dtype=kind)
+            last, until = min(first + max_rows, self.num_sources), _ints(num_rows, dtype=kind)
             edges = self.num_edges * (last - first) / self.num_sources
-            chunks.append(_DryChunk(first, last, begin, end, edges, self.ledger))
-            begin = end
+            chunks.append(
+                _DryChunk(first, last, self.offsets, before, until, edges, self.ledger)
+            )  # fmt: skip
+            before = until
         return chunks
 
 
 @dataclass(frozen=True)
 class _DryChunk(Chunk):
-    edges: float
-    ledger: Ledger
+    edges: float = 0.0
+    ledger: Ledger | None = None
 
     @property
     def end(self) -> Tensor:
         end = super().end
+        assert self.ledger is not None
         self.ledger.note_edges(end, self.edges)
         return end
 
@@ -132,6 +136,12 @@ class _DryChunk(Chunk):
 class _DryGraph(DistributedGraph):
     ledger: Ledger | None = field(default=None, repr=False)
     shares: Shares | None = field(default=None, repr=False)
+
+    def rows_of_message(self, row_bytes: int) -> int:
+        assert self.shares is not None
+        rank = self.group.rank
+        rows = sum(self.shares.gather[rank]) + sum(self.shares.reduce[rank])
+        return max(super().rows_of_message(row_bytes), rows // MAX_MESSAGES)
 
     @cached_property
     def in_degree(self) -> Tensor:

@@ -24,7 +24,6 @@ from fullgraph.planner.wire import DryGroup, Network
 from fullgraph.training.models import run_model
 
 BUILD_BYTES_AN_EDGE = 32  # that building a block holds for a moment
-MAX_MESSAGES = 32  # of an exchange; more would take long, and change next to nothing
 FILE_BYTES_AN_EDGE = 8  # sources and targets, read from a part that stays mapped
 
 
@@ -53,12 +52,9 @@ def dry_run(
 
     Args:
         build_model: makes the model, not yet converted.
-        max_block_bytes: of a message; of a very large graph, where there would be thousands in an
-            exchange, they are taken larger.
+        max_block_bytes: as for `fullgraph.load`.
     """
     ledger = Ledger(rates)
-    rows = sum(shares.gather[rank]) + sum(shares.reduce[rank])
-    max_block_bytes = max(max_block_bytes, 4 * figures.features * rows // MAX_MESSAGES)
     with torch.device("meta"), ledger:
         group = DryGroup(rank, shares.size, network, ledger)
         graph = dry_graph(
