@@ -1,8 +1,9 @@
 """The one harness for tests that need ranks: `run_ranks(fn, size, *args)`.
 
 `fn(group, *args)` runs on every rank of a fresh process group, in processes that are kept from
-one test to the next because importing torch takes seconds. A rank that raises fails the test with
-its traceback; ranks that do not finish in time are killed, and named.
+one test to the next, and forked from one that has imported everything, because that takes seconds.
+A rank that raises fails the test with its traceback; ranks that do not finish in time are killed,
+and named.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
+PRELOADED = ["fullgraph.training.worker", "fullgraph.training.tasks", "torch._dynamo"]
 
 
 class RanksFailedError(AssertionError):
@@ -52,11 +55,13 @@ _workers: list[tuple[mp.process.BaseProcess, Connection]] = []
 
 
 def _pool(size: int) -> list[tuple[mp.process.BaseProcess, Connection]]:
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     while len(_workers) < size:
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        process.start()
+        with patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
+            process.start()  # from a process without threads, which can be forked
         theirs.close()
         _workers.append((process, ours))
     return _workers[:size]
