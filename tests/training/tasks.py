@@ -57,14 +57,14 @@ def fail_always(group: Group, folder: str, attempt: int = 0) -> None:
     raise KeyError(f"attempt {attempt}")
 
 
-def train_and_sample(group: Group, samples: str, **arguments: Any) -> None:
-    """`train`; leaves, for every evaluated epoch, the resident bytes and open descriptors."""
+def train_and_sample(group: Group, samples: str, every: int, **arguments: Any) -> None:
+    """`train`; leaves resident bytes and open descriptors, of every so many epochs."""
     process, seen, plain = psutil.Process(), [], tasks.fit
 
     def fit(*args: Any, on_epoch: Callable[[Epoch], None], **kwargs: Any) -> FitResult:
         def look(epoch: Epoch) -> None:
             on_epoch(epoch)
-            if epoch.metrics:
+            if epoch.epoch % every == 0:
                 seen.append((process.memory_info().rss, process.num_fds()))
 
         return plain(*args, on_epoch=look, **kwargs)

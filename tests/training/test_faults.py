@@ -26,15 +26,15 @@ from fullgraph.training.models import ModelOptions
 from fullgraph.training.options import FitOptions
 from fullgraph.training.prepare import partitioned_folder
 from fullgraph.training.run_folder import FILES, RunFolder
-from fullgraph.training.snapshot import find, read
+from fullgraph.training.snapshot import CheckpointError, find, read
 from tests.cli.commands import environment
 from tests.ranks import run_ranks
 from tests.training.template import fork_workers
 
 SECONDS = 20  # for the others to notice, on a busy machine, where nothing has to time out
 KILLED = "it was ended by SIGKILL, which the system sends when memory runs out"
-SILENT, STOPPED = "it did not answer the others within 4 s", r": it is stopped \(SIGSTOP\)"
-RAN_OUT = r"MemoryError: memory ran out \(it asked for \d+ bytes\). More workers, .* need less"
+SILENT, STOPPED = "it did not answer the others within 10 s", r": it is stopped \(SIGSTOP\)"
+RAN_OUT = r"MemoryError: memory ran out \(it asked for \d+ bytes\). More workers, .* how much"
 IN_FORWARD = r"receiving \d+ rows from rank 1 in the forward pass of layer 'convs.1'"
 IN_BACKWARD = r"receiving \d+ rows from rank 1 in the backward pass of layer 'convs.1'"
 AFTER = r"(receiving|sending) \d+ rows .*|all-reduce of gradients"
@@ -59,7 +59,7 @@ FAULTS: dict[str, list[tuple[str, str, int, int, str, str, int]]] = {
     "failing": [
         ("raise", "start-up", 0, 0, "ValueError: on purpose", "joining the other workers", 0),
         ("raise", "backward", 1, 4, "ValueError: on purpose", IN_BACKWARD, 3),
-        ("memory", "forward", 1, 4, RAN_OUT, IN_FORWARD, 3),
+        ("memory", "forward", 1, 4, RAN_OUT, AFTER, 3),
     ],
 }
 
@@ -85,6 +85,14 @@ def _content(run: RunFolder) -> tuple[list[dict[str, Any]], dict[str, torch.Tens
     return lines, run.weights()
 
 
+def _last_epoch(checkpoints: list[Path]) -> int:
+    """Of the newest; 0 where there is none, -1 where it cannot be read."""
+    try:
+        return int(read(checkpoints[0])[0]["epoch"]) if checkpoints else 0
+    except CheckpointError:
+        return -1
+
+
 class Account:
     """What was found after each attempt; `problems` is what should not be, in words."""
 
@@ -102,16 +110,13 @@ class Account:
         limit = SECONDS + (self.timeout if reason.startswith(SILENT) else 0)
         left = set(psutil.Process().children(recursive=True)) - self.before
         self.run.end_early("failed", str(error))
-        newest = find(self.run.checkpoints)[:1]
-        for path in newest:
-            read(path)  # raises where it is damaged
+        checkpoints = find(self.run.checkpoints)
         for what, right in {
             f"said {str(error)!r}": re.fullmatch(expected, str(error)),
             f"took {took:.1f} s": took < limit,
             f"left {left}": not left,
             f"result {self.run.result()}": self.run.result()["status"] == "failed",
-            f"checkpoints {newest}": [p.name for p in newest]
-            == [f"epoch-{saved:06d}" for _ in range(saved > 0)],
+            f"checkpoints {checkpoints}": saved == _last_epoch(checkpoints),
         }.items():
             if not right:
                 self.problems.append(f"{kind} in {place} of rank {rank}: {what}")
@@ -124,7 +129,7 @@ def test_a_worker_comes_to_grief_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
     fork_workers(monkeypatch)
-    timeout = 4.0 if group == "silent" else 100.0
+    timeout = 10.0 if group == "silent" else 100.0
     config = _config(timeout)
     undisturbed, run = RunFolder(tmp_path / "undisturbed"), RunFolder(tmp_path / "run")
     for folder in (undisturbed, run):

@@ -18,6 +18,7 @@ from fullgraph.training.options import FitOptions
 from fullgraph.training.prepare import partitioned_folder
 from fullgraph.training.run_folder import RunFolder
 from tests.training.processes import wait_until_gone
+from tests.training.template import fork_workers
 
 TASKS = "tests.training.tasks:"
 
@@ -70,11 +71,11 @@ def test_workers_are_brought_back_so_often_and_no_more(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0", "2-0"]
 
 
-def _trained(folder: Path, victim: int | None, schedule: str) -> tuple[list[Any], dict[str, Any]]:
+def _trained(folder: Path, victim: int | None) -> tuple[list[Any], dict[str, Any]]:
     """Metrics without times, and weights, of a run in which a worker may die after epoch 7."""
     source = GraphOptions("planted:nodes=200,edges=600,classes=3,features=8")
     training = FitOptions(epochs=12, checkpoint_every=3, lr=0.05)
-    config = RunConfig(source, training=training, workers=2, schedule=schedule)
+    config = RunConfig(source, training=training, workers=2, schedule="delayed:2")
     run = RunFolder(folder / "run")
     run.create(config.to_json())
     arguments: dict[str, Any] = {"config": config.to_json(), "out": str(run.path), "quiet": True}
@@ -100,16 +101,16 @@ def _trained(folder: Path, victim: int | None, schedule: str) -> tuple[list[Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("schedule", "victims"), [("sequential", (1,)), ("delayed:2", (0, 1))])
-def test_a_worker_that_dies_is_brought_back_and_the_result_is_the_same_to_the_bit(
-    tmp_path: Path, schedule: str, victims: tuple[int, ...]
+def test_stale_rows_are_brought_back_with_a_worker_that_died_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fork_workers(monkeypatch)
     (tmp_path / "undisturbed").mkdir()
-    lines, weights = _trained(tmp_path / "undisturbed", None, schedule)
+    lines, weights = _trained(tmp_path / "undisturbed", None)
     assert [line["epoch"] for line in lines] == list(range(1, 13))
-    for victim in victims:
+    for victim in (0, 1):
         (tmp_path / f"{victim}").mkdir()
-        others, other_weights = _trained(tmp_path / f"{victim}", victim, schedule)
+        others, other_weights = _trained(tmp_path / f"{victim}", victim)
         assert others == lines
         assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
         assert weights.keys() == other_weights.keys()
