@@ -86,7 +86,7 @@ def check_graph_exists(config: RunConfig) -> None:
     from fullgraph.comm.placed_edges import check_placement
     from fullgraph.comm.placement import Placement
     from fullgraph.graph.sources import check_source
-    from fullgraph.training.fit import check_graph
+    from fullgraph.training.options import check_graph
     from fullgraph.training.prepare import partitioned_folder
 
     if not Path(config.graph.source).is_dir():

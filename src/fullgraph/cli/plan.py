@@ -55,7 +55,7 @@ def plan(
     with errors_in_a_line():
         from fullgraph.planner.choose import APPROXIMATE, SCHEDULES, choose
         from fullgraph.planner.source import open_source
-        from fullgraph.training.models import ModelOptions
+        from fullgraph.training.model_options import ModelOptions
 
         options = ModelOptions(model, layers, hidden, dropout, norm=norm, heads=heads)
         options.validate()

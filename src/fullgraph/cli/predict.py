@@ -85,7 +85,7 @@ def _predict(
 
 
 def _check_fits(num_features: int, meta: GraphMeta) -> None:
-    from fullgraph.training.fit import check_untyped
+    from fullgraph.training.options import check_untyped
 
     check_untyped(meta)
     if meta.field("x") is None or meta.num_features != num_features:

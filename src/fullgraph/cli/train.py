@@ -161,7 +161,7 @@ def _config(
 ) -> RunConfig:  # fmt: skip
     from fullgraph.training.config import GraphOptions, RunConfig
     from fullgraph.training.launch import default_threads
-    from fullgraph.training.models import ModelOptions
+    from fullgraph.training.model_options import ModelOptions
     from fullgraph.training.options import FitOptions
 
     workers = _num_workers(workers)
@@ -269,8 +269,8 @@ def _train_with_workers(
     from fullgraph.comm.placed_edges import check_placement
     from fullgraph.comm.placement import Placement
     from fullgraph.graph.disk import check_writable
-    from fullgraph.training.fit import check_graph
     from fullgraph.training.launch import WorkerError, run_workers
+    from fullgraph.training.options import check_graph
     from fullgraph.training.prepare import partitioned_folder
     from fullgraph.training.run_folder import RunFolder
 

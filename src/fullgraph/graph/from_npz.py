@@ -29,7 +29,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import sparse
 from torch import Tensor
 
 from fullgraph.graph.splits import choose_split
@@ -187,6 +186,8 @@ def _features(arrays: Arrays, file_size: int) -> Tensor | None:
     present = [key for key in SPARSE_X if key in arrays]
     if not present:
         return _tensor("x", arrays)
+    from scipy import sparse  # here, as it takes a while
+
     if "x" in arrays or len(present) < len(SPARSE_X):
         raise ValueError(f"features come as x or as all of {', '.join(SPARSE_X)}; got {present}")
     indptr, indices, data, sizes = (_as_tensor(key, arrays[key]).numpy() for key in SPARSE_X)

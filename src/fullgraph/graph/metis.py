@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-import pymetis
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -82,6 +81,8 @@ def _pointer(array: Ints) -> ctypes.c_void_p:
 
 
 def _one_weight(offsets: Ints, neighbours: Ints, weights: Ints, num_parts: int, seed: int) -> Ints:
+    import pymetis  # here, as it takes a quarter of a second
+
     shares = (weights / weights.sum(axis=0)).mean(axis=1)
     result = pymetis.part_graph(
         num_parts,

@@ -18,7 +18,7 @@ from fullgraph.planner.choose import SharesOf, placements
 from fullgraph.planner.figures import GraphFigures, Shares, is_figures, parse_figures
 from fullgraph.planner.shares import count_shares, expect_shares, figures_of
 from fullgraph.training.config import check_parts
-from fullgraph.training.fit import check_untyped
+from fullgraph.training.options import check_untyped
 from fullgraph.training.prepare import no_stage
 
 Stage = Callable[[str], AbstractContextManager[object]]

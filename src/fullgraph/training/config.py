@@ -9,7 +9,7 @@ from fullgraph.comm.exchange import wire_dtype
 from fullgraph.comm.load import partition_options
 from fullgraph.comm.placement import Placement
 from fullgraph.comm.schedule import EXACT, Schedule
-from fullgraph.training.models import ModelOptions
+from fullgraph.training.model_options import ModelOptions
 from fullgraph.training.options import FitOptions
 from fullgraph.training.profile import WARM_UP
 

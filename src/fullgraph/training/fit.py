@@ -23,7 +23,6 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 
 from fullgraph.comm.distributed import DistributedGraph
-from fullgraph.graph.parts import GraphMeta
 from fullgraph.nn.convert import convert
 from fullgraph.ops.gradients import broadcast_parameters, sum_gradients
 from fullgraph.ops.reduce import cross_entropy
@@ -32,7 +31,7 @@ from fullgraph.training.drift import DriftCheck
 from fullgraph.training.memory import PeakMemory
 from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import run_model
-from fullgraph.training.options import FitOptions
+from fullgraph.training.options import FitOptions, check_graph
 from fullgraph.training.profile import Profile
 from fullgraph.training.results import Epoch, FitResult
 from fullgraph.training.resume import RunCheckpoints
@@ -100,37 +99,6 @@ def fit(
     weights, result.tested = run.kept
     model.load_state_dict(weights)
     return result
-
-
-def check_graph(meta: GraphMeta, options: FitOptions) -> None:
-    """Raises ValueError where `fit` cannot train on this graph, with the reason."""
-    check_untyped(meta)
-    x, y = meta.field("x"), meta.field("y")
-    if x is None or meta.num_features == 0:
-        raise ValueError(f"graph {meta.name!r} has no node features x, which training needs")
-    if y is None or y.dtype != "int64" or y.shape:
-        raise ValueError(
-            f"graph {meta.name!r} needs labels y of shape [N], one class a node, "
-            f"{'and has none' if y is None else f'got {y.dtype} [N, ...]'}"
-        )
-    if not sum(meta.part_labelled):
-        raise ValueError(f"graph {meta.name!r} has no training node: its training set is empty")
-    if options.metric == "roc_auc" and meta.num_classes != 2:
-        raise ValueError(f"metric roc_auc takes 2 classes; the graph has {meta.num_classes}")
-    if options.patience and "val" not in meta.mask_names:
-        raise ValueError(f"patience={options.patience} needs a validation mask, and there is none")
-
-
-def check_untyped(meta: GraphMeta) -> None:
-    """Raises ValueError for a graph whose nodes have types: each has features of its own."""
-    if meta.node_types:
-        names = ", ".join(repr(node_type.name) for node_type in meta.node_types)
-        raise ValueError(
-            f"graph {meta.name!r} has types of nodes ({names}), which the commands and "
-            "fullgraph.fit do not train on; train from Python: fullgraph.load gives a "
-            "DistributedHeteroGraph, and fullgraph.convert a model of its x_dict and "
-            "edge_index_dict"
-        )
 
 
 def normalize_features(x: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ Letters: n rows, F features, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,57 +18,7 @@ from torch import Tensor
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from fullgraph.comm.distributed import DistributedGraph
-
-NORMS: dict[str, tuple[str | None, dict[str, Any]]] = {
-    "none": (None, {}),
-    "batch": ("BatchNorm", {}),
-    "layer": ("LayerNorm", {"mode": "node"}),
-}
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """A named model, without the sizes that the graph decides.
-
-    Attributes:
-        name: one of `MODELS`.
-        layers: message-passing layers; steps of propagation for "sgc"; for "appnp", layers of the
-            perceptron before its 10 steps.
-        hidden: columns between layers; "sgc" has none.
-        dropout: before every layer but the first, in training.
-        input_dropout: on the input features, before the first layer.
-        norm: between layers: "none", "batch" or "layer".
-        heads: of "gat", which share the columns between layers; the last layer takes their mean.
-    """
-
-    name: str = "sage"
-    layers: int = 2
-    hidden: int = 64
-    dropout: float = 0.5
-    input_dropout: float = 0.0
-    norm: str = "none"
-    heads: int = 4
-
-    def validate(self) -> None:
-        """Raises ValueError naming the option."""
-        if self.name not in MODELS:
-            raise ValueError(f"model {self.name!r} is unknown; choose one of {', '.join(MODELS)}")
-        if self.norm not in NORMS:
-            raise ValueError(f"norm {self.norm!r} is unknown; choose one of {', '.join(NORMS)}")
-        for key in ("layers", "hidden", "heads"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} must be at least 1, got {getattr(self, key)}")
-        for key in ("dropout", "input_dropout"):
-            if not 0 <= getattr(self, key) < 1:
-                raise ValueError(
-                    f"{key} must be at least 0 and less than 1, got {getattr(self, key)}"
-                )
-        if self.name == "sgc" and self.norm != "none":
-            raise ValueError("norm: sgc is one linear layer, with nothing to normalise")
-        if self.name == "gat" and self.hidden % self.heads:
-            raise ValueError(
-                f"hidden must be a multiple of heads for gat, got {self.hidden} and {self.heads}"
-            )
+from fullgraph.training.model_options import NORMS, ModelOptions
 
 
 def build_model(options: ModelOptions, in_channels: int, out_channels: int) -> torch.nn.Module:

@@ -1,10 +1,11 @@
-"""What a training run is asked to do: `FitOptions`."""
+"""What a training run is asked to do, `FitOptions`, and the graphs that it takes."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from fullgraph.graph.parts import GraphMeta
 from fullgraph.training.metrics import METRICS
 
 
@@ -68,3 +69,34 @@ class FitOptions:
                 raise ValueError(
                     f"{key} must be one of {', '.join(choices)}, got {getattr(self, key)!r}"
                 )
+
+
+def check_graph(meta: GraphMeta, options: FitOptions) -> None:
+    """Raises ValueError where `fit` cannot train on this graph, with the reason."""
+    check_untyped(meta)
+    x, y = meta.field("x"), meta.field("y")
+    if x is None or meta.num_features == 0:
+        raise ValueError(f"graph {meta.name!r} has no node features x, which training needs")
+    if y is None or y.dtype != "int64" or y.shape:
+        raise ValueError(
+            f"graph {meta.name!r} needs labels y of shape [N], one class a node, "
+            f"{'and has none' if y is None else f'got {y.dtype} [N, ...]'}"
+        )
+    if not sum(meta.part_labelled):
+        raise ValueError(f"graph {meta.name!r} has no training node: its training set is empty")
+    if options.metric == "roc_auc" and meta.num_classes != 2:
+        raise ValueError(f"metric roc_auc takes 2 classes; the graph has {meta.num_classes}")
+    if options.patience and "val" not in meta.mask_names:
+        raise ValueError(f"patience={options.patience} needs a validation mask, and there is none")
+
+
+def check_untyped(meta: GraphMeta) -> None:
+    """Raises ValueError for a graph whose nodes have types: each has features of its own."""
+    if meta.node_types:
+        names = ", ".join(repr(node_type.name) for node_type in meta.node_types)
+        raise ValueError(
+            f"graph {meta.name!r} has types of nodes ({names}), which the commands and "
+            "fullgraph.fit do not train on; train from Python: fullgraph.load gives a "
+            "DistributedHeteroGraph, and fullgraph.convert a model of its x_dict and "
+            "edge_index_dict"
+        )

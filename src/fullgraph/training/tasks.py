@@ -19,9 +19,10 @@ from fullgraph.training.board import Board
 from fullgraph.training.config import RunConfig
 from fullgraph.training.curves import draw_curves
 from fullgraph.training.events import Log
-from fullgraph.training.fit import check_graph, check_untyped, fit, normalize_features
+from fullgraph.training.fit import fit, normalize_features
 from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import build_model, run_model
+from fullgraph.training.options import check_graph, check_untyped
 from fullgraph.training.profile import Profile
 from fullgraph.training.progress import TrainingProgress
 from fullgraph.training.results import Epoch, FitResult
