@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -46,7 +47,7 @@ def load(
         parts: how many parts to make, by default one a rank. Not for a partitioned folder.
         method, seed: of partitioning: "metis" (by default; "random" for a grid), "ldg", "kahypar",
             "random" or "contiguous", or "libra" (for a vertex cut).
-        max_block_bytes: the largest message of rows.
+        max_block_bytes: the largest message of rows; they are smaller where ranks own few.
         placement: where edges live: "destination", "vertex-cut" or "grid:RxCxK", see `Placement`.
             By default what a partitioned folder is for, and otherwise "destination".
         wire: the dtype that rows and their gradients travel in: "float32", their own whatever it
@@ -111,7 +112,7 @@ def share(
 
 def is_folder(source: Any) -> bool:
     """Whether `source` names a folder, which only a partitioned graph can be."""
-    return isinstance(source, (str, Path)) and Path(source).is_dir()
+    return isinstance(source, (str, Path)) and os.path.isdir(source)
 
 
 def _through_folder(
