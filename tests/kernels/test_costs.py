@@ -98,6 +98,13 @@ def test_rows_that_are_packed_and_added_back() -> None:
     assert {kind for name, kind, _ in mode.found if name.endswith("_rows")} == {"exchange"}
 
 
+def test_dropout_reads_rows_and_ids_and_writes_rows() -> None:
+    x, ids = torch.rand(4, 8), torch.arange(4)
+    with _Costs() as mode:
+        kernels.dropout(x, ids, torch.empty(4, 8), p=0.5, seed=0, step=0, layer=0)
+    assert mode.found[-1] == ("dropout", "dropout", Cost(0, 2 * 4 * 8 * 4 + 4 * 8, 0))
+
+
 def test_every_kernel_over_edges_has_a_cost() -> None:
     ops = {name: getattr(torch.ops.fullgraph, name, None) for name in vars(_ops)}
     schemas = {name: op.default._schema for name, op in ops.items() if hasattr(op, "default")}

@@ -40,6 +40,7 @@ OF_EDGES = {"cols", "weight", "weight_index", "index", "ids", "edge", "edge_logi
             "dedge_logit"}  # fmt: skip
 ATTENTION = ("gat", "dot", "head_dots")  # how the names begin
 
+DENSE_KERNELS = {"dense", "dense_weight_grad"}
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
 LINEAR = "mkldnn::_linear_pointwise"
 MAKES_ROOM = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided",
@@ -82,7 +83,9 @@ def cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> 
     if name in CHOOSES:
         return Cost(out.nbytes, out.nbytes + _bytes(args[1:]), 0)
     flops = 0
-    if name in PRODUCTS:
+    if name.startswith(OWN) and kernel in DENSE_KERNELS:
+        flops = 2 * args[0].numel() * args[1].shape[1]
+    elif name in PRODUCTS:
         a, b = [x for x in args if isinstance(x, Tensor)][-2:]
         flops = 2 * a.numel() * b.shape[-1]
     elif name == LINEAR:
@@ -99,7 +102,7 @@ def family(func: Any) -> str:
     """Which sort of work an operation is."""
     name: str = func._schema.name
     kernel = name.removeprefix(OWN)
-    if name in PRODUCTS or name == LINEAR:
+    if name in PRODUCTS or name == LINEAR or kernel in DENSE_KERNELS:
         return DENSE
     if name in MAKES_ROOM | FILLS:
         return ALLOCATION
@@ -138,6 +141,8 @@ def _moved(name: str, given: dict[str, Any], written: set[str], out: Any) -> int
     reads = {k: v for k, v in given.items() if name not in FILLS}
     if name == "aten::copy_":
         del reads["self"]
+    if name.startswith(OWN) and not given.get("accumulate", False):
+        reads = {k: v for k, v in reads.items() if k not in written}
     return _bytes(reads) + _bytes([given[k] for k in written]) + _bytes(_new(given, out))
 
 

@@ -1,9 +1,6 @@
 """Where the seconds of a training step go: a timeline and an account of every rank.
 
-A `TorchDispatchMode` measures every operation of a step, torch's and ours, in the forward and in
-the backward pass, and knows from its arguments what it had to move and to compute. Exchanges tell
-where they wait, by named ranges (`fullgraph.comm.spans`). What neither of them accounts for is the
-rest: Python, autograd, freeing memory.
+What the `Account` of a step does not know of is the rest: Python, autograd, freeing memory.
 """
 
 from __future__ import annotations
@@ -13,26 +10,24 @@ import gzip
 import json
 import os
 import re
-import resource
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fullgraph.comm import spans
-from fullgraph.kernels.costs import EXCHANGE, NOTHING, OWN, Cost, allocated, cost, family
-from fullgraph.training.peaks import Peaks, measure
+from fullgraph.graph.replace import replacing
+from fullgraph.kernels.costs import NOTHING, Cost
+from fullgraph.training.account import Account, Used, used
+from fullgraph.training.peaks import measure
 from fullgraph.training.profile_report import PICTURE, SUMMARY, draw, say
-from fullgraph.training.run_folder import replacing
 
 if TYPE_CHECKING:
     from fullgraph.comm.distributed import DistributedGraph
@@ -40,8 +35,7 @@ if TYPE_CHECKING:
 
 EPOCHS, WARM_UP = 3, 2
 TIMELINE = re.compile(r"rank-\d+\.json\.gz")
-WAITING, PROFILING, REST = "waiting", "profiling", "rest"
-ENTER, EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
+PROFILING, REST = "profiling", "rest"
 STEP, LOOK = "training step", "PythonDispatchMode"
 
 
@@ -85,8 +79,8 @@ class Profile:
         self._peaks = measure(self.group)
         self._before: list[float] = []  # seconds of steps that warm up
         self._seconds: list[float] = []  # of those that are profiled
-        self._used = _Used()  # by the same
-        self._account = _Account()
+        self._used = Used()  # by the same
+        self._account = Account()
         self._profiler: torch.profiler.profile | None = None
 
     def __enter__(self) -> Profile:
@@ -114,11 +108,11 @@ class Profile:
             return
         if self._profiler is None:
             self._start()
-        before, start = _used(), time.perf_counter()
+        before, start = used(), time.perf_counter()
         with record_function(STEP), self._account:
             yield
         self._seconds.append(time.perf_counter() - start)
-        self._used += _used() - before
+        self._used += used() - before
         if len(self._seconds) == self.epochs:
             self._finish()
 
@@ -159,7 +153,7 @@ class Profile:
         own = torch.tensor(list(json.dumps(self._of_rank()).encode()), dtype=torch.uint8)
         pieces = self.group.all_gather(own, "the profiles of all ranks")
         self.summary = {"ranks": [json.loads(bytes(piece.tolist())) for piece in pieces]}
-        self._account = _Account()
+        self._account = Account()
         if rank == 0:
             with replacing(self.folder / SUMMARY) as file:
                 file.write_text(json.dumps(self.summary, indent=1) + "\n", encoding="utf-8")
@@ -192,120 +186,6 @@ class Profile:
             "families": families,
             "kernels": rows,
         }
-
-
-@dataclass
-class _Used:
-    """CPU-seconds of all threads, those of them in the system, page faults that need no disk."""
-
-    cpu: float = 0.0
-    system: float = 0.0
-    faults: int = 0
-
-    def __add__(self, other: _Used) -> _Used:
-        return _Used(
-            self.cpu + other.cpu, self.system + other.system, self.faults + other.faults
-        )  # fmt: skip
-
-    def __sub__(self, other: _Used) -> _Used:
-        return _Used(
-            self.cpu - other.cpu, self.system - other.system, self.faults - other.faults
-        )  # fmt: skip
-
-
-def _used() -> _Used:
-    """By this process so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return _Used(usage.ru_utime + usage.ru_stime, usage.ru_stime, usage.ru_minflt)
-
-
-@dataclass
-class _Tally:
-    """Of all calls under one name."""
-
-    family: str
-    calls: int = 0
-    seconds: float = 0.0
-    used: _Used = field(default_factory=_Used)
-    random: int = 0
-    stream: int = 0
-    flops: int = 0
-
-    def add(self, seconds: float, used: _Used, cost: Cost = NOTHING) -> None:
-        self.calls += 1
-        self.seconds += seconds
-        self.used += used
-        self.random += cost.random
-        self.stream += cost.stream
-        self.flops += cost.flops
-
-    def row(self, times: int, peaks: Peaks) -> dict[str, Any]:
-        return {
-            "family": self.family,
-            "calls": self.calls / times,
-            "seconds": self.seconds / times,
-            "cpu_seconds": self.used.cpu / times,
-            "page_faults": self.used.faults / times,
-            "bytes": (self.random + self.stream) / times,
-            "random_bytes": self.random / times,
-            "flops": self.flops / times,
-            "least_seconds": peaks.seconds(self.random, self.stream, self.flops) / times,
-        }
-
-
-class _Account(TorchDispatchMode):
-    """``tallies``: by name. ``calls``: each operation's name and cost, in order. ``allocated``:
-    bytes of tensors that operations made. ``own``: seconds that this account itself took."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tallies: dict[str, _Tally] = {}
-        self.calls: list[tuple[str, Cost]] = []
-        self.allocated, self.own = 0, 0.0
-        self._open: list[tuple[str, float, _Used]] = []  # ranges: name, start, used before
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        entered, kwargs, name = time.perf_counter(), kwargs or {}, func._schema.name
-        if name in (ENTER, EXIT):
-            out = func(*args, **kwargs)
-            self._open.append((args[0], entered, _used())) if name == ENTER else self._exit()
-            return out
-        if func.is_view or self._is_inside():  # part of the range
-            self.calls.append((name, NOTHING))
-            return func(*args, **kwargs)
-        before, start = _used(), time.perf_counter()
-        out = func(*args, **kwargs)
-        seconds, used = time.perf_counter() - start, _used() - before
-        found = cost(func, args, kwargs, out)
-        self._tally(name.removeprefix("aten::").removeprefix(OWN), family(func)).add(
-            seconds, used, found
-        )
-        self.calls.append((name, found))
-        self.allocated += allocated((args, kwargs), out)
-        self.own += time.perf_counter() - entered - seconds
-        return out
-
-    def _is_inside(self) -> bool:
-        """Of a range that an exchange has named; there is none within another."""
-        return bool(self._open) and self._open[-1][0].startswith((spans.WAITING, spans.EXCHANGE))
-
-    def _exit(self) -> None:
-        if self._is_inside():
-            name, start, before = self._open[-1]
-            kind = WAITING if name.startswith(spans.WAITING) else EXCHANGE
-            self._tally(_short(name), kind).add(time.perf_counter() - start, _used() - before)
-        if self._open:  # otherwise, it began before the step
-            self._open.pop()
-
-    def _tally(self, name: str, kind: str) -> _Tally:
-        if name not in self.tallies:
-            self.tallies[name] = _Tally(kind)
-        return self.tallies[name]
-
-
-def _short(name: str) -> str:
-    """Without what differs from message to message."""
-    return re.sub(r" \d+ rows (from|to) rank \d+", " rows", name)
 
 
 def _mend(timeline: dict[str, Any], rank: int, calls: list[tuple[str, Cost]]) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fullgraph.training.run_folder import replacing
+from fullgraph.graph.replace import replacing
 
 SUMMARY, PICTURE = "summary.json", "profile.png"
 COLORS = {
