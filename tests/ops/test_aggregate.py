@@ -11,6 +11,8 @@ import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
 from fullgraph.comm.schedule import Schedule
+from fullgraph.planner.ledger import Ledger
+from fullgraph.planner.rates import NOMINAL
 from tests.graphs import multigraph, partitioned
 from tests.ranks import run_ranks
 
@@ -167,6 +169,18 @@ def _bits(group: Group, schedule: str) -> list[bytes]:
 @pytest.mark.parametrize("schedule", ["sequential", "oneshot"])
 def test_a_run_repeats_bit_for_bit(schedule: str) -> None:
     assert run_ranks(_bits, 3, schedule) == run_ranks(_bits, 3, schedule)
+
+
+def test_the_gradient_of_a_mean_is_not_held_twice() -> None:
+    graph = DistributedGraph.build(partitioned(multigraph(), 1), Group())
+    (own,) = graph.edges.blocks
+    x = torch.ones(graph.num_owned, 1 << 12, dtype=torch.float64, requires_grad=True)
+    ledger = Ledger(NOMINAL)
+    for ends in (own.offsets, own.t_offsets):
+        ledger.note_edges(ends[1:], own.num_edges)
+    with ledger:
+        (fullgraph.aggregate(graph, x, "mean") * 2).sum().backward()
+    assert ledger.peak < 3.5 * x.nbytes  # x, and two that are as large
 
 
 def _schedules_keep_what_they_say(group: Group) -> None:
