@@ -100,6 +100,7 @@ class Account:
         self.run, self.faults, self.timeout, self.marker = run, FAULTS[group], timeout, marker
         self.before = set(psutil.Process().children(recursive=True))
         self.problems: list[str] = []
+        marker.touch()  # as a worker may fail before its fault
 
     def on_restart(self, error: WorkerError, number: int) -> dict[str, Any]:
         kind, place, rank, _, reason, waiting, saved = self.faults[number - 1]
