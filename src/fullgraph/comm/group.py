@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fullgraph.comm.rendezvous import meet
+from fullgraph.comm.spans import EXCHANGE, WAITING, span
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 LOOK_SECONDS = 2.0  # for what other ranks have reported
@@ -90,10 +91,11 @@ class Group:
         if not moves:
             return None, None
         try:
-            works = dist.batch_isend_irecv([
-                dist.P2POp(move, tensor, group=self.process_group, group_peer=peer)
-                for move, (tensor, peer) in moves
-            ])  # fmt: skip
+            with span(f"{EXCHANGE}posting"):
+                works = dist.batch_isend_irecv([
+                    dist.P2POp(move, tensor, group=self.process_group, group_peer=peer)
+                    for move, (tensor, peer) in moves
+                ])  # fmt: skip
         except RuntimeError as error:
             peers = sorted({peer for _, (_, peer) in moves})
             raise self._error(f"exchange with ranks {peers}", error) from error
@@ -103,7 +105,8 @@ class Group:
         """Wait for a posted move; CommError naming `operation` when it fails or takes too long."""
         self.on_wait(operation)
         try:
-            work.wait() if self.timeout is None else work.wait(self.timeout)
+            with span(WAITING + operation):
+                work.wait() if self.timeout is None else work.wait(self.timeout)
         except RuntimeError as error:
             raise self._error(operation, error) from error
         self.on_wait("")
