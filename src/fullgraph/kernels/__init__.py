@@ -27,7 +27,7 @@ from fullgraph.kernels._attention import (
 )
 from fullgraph.kernels._checks import validate_csr
 from fullgraph.kernels._cut import choose_owners, libra
-from fullgraph.kernels._dense import dense, dense_weight_grad
+from fullgraph.kernels._dense import DENSE_DTYPES, dense, dense_weight_grad
 from fullgraph.kernels._edges import (
     extremum,
     extremum_grad_source,
@@ -42,6 +42,7 @@ from fullgraph.kernels._ops import available_isas, isa, max_threads
 from fullgraph.kernels._rows import dropout, gather_rows, scatter_add_rows
 
 __all__ = [
+    "DENSE_DTYPES",
     "EdgeDropout",
     "available_isas",
     "choose_owners",

@@ -1,7 +1,7 @@
 """GATConv, GATv2Conv and TransformerConv with the fused attention of `fullgraph.ops.attention`.
 
-Linear layers, residuals and biases are PyG's own; no coefficient of an edge is kept. Options that
-need one, such as `return_attention_weights`, run PyG's code through `generic`.
+No coefficient of an edge is kept. Options that need one, such as `return_attention_weights`, run
+PyG's code through `generic`.
 
 Letters: n owned rows, m owned rows that edges start from, E edges on this rank, H heads, C channels
 a head, D attributes of an edge, F columns.
@@ -21,13 +21,14 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from fullgraph.comm.distributed import DistributedGraph
-from fullgraph.kernels import in_huge_pages
 from fullgraph.nn.edge_index import EdgeIndex
 from fullgraph.nn.generic import Generic
+from fullgraph.nn.linear import is_plain, project
 from fullgraph.nn.rows import RowFunctions, of_rows, with_rows
 from fullgraph.ops.attention import dot_attention, gat_attention_of_rows, gatv2_attention
 from fullgraph.ops.dropout import DropoutKey
 from fullgraph.ops.edge_list import EdgeList
+from fullgraph.ops.products import linear
 from fullgraph.ops.targets import to_targets
 
 
@@ -127,14 +128,14 @@ class GATConv(_Attention, pyg.GATConv):
         target_fold = self._fold(lin_target, self.att_dst)
         # A source's values and logits in one product, one row, and one gradient of x.
         weight = torch.cat([lin_source.weight, source_fold])
-        rows = F.linear(source, weight)
+        rows = linear(source, weight)
         with _made_again(graph, rows, source, weight):
             out = self._attend(
-                graph, gat_attention_of_rows, rows, F.linear(target, target_fold),
+                graph, gat_attention_of_rows, rows, linear(target, target_fold),
                 edge_logit=edge_logit, negative_slope=self.negative_slope,
             )  # fmt: skip
         if self.res is not None:
-            out = out + self.res(target)
+            out = out + project(self.res, target)
         return out if self.bias is None else out + self.bias
 
     def _fold(self, lin: Any, att: Tensor) -> Tensor:
@@ -156,15 +157,17 @@ class GATv2Conv(_Attention, pyg.GATv2Conv):
         self, source: Tensor, target: Tensor, graph: DistributedGraph, edge_attr: Tensor | None
     ) -> Tensor:
         graph, edge_attr = self._with_loops(graph, edge_attr)
-        x_l = self._split(self.lin_l(source))
-        x_r = x_l if self.share_weights and source is target else self._split(self.lin_r(target))
+        x_l = self._split(project(self.lin_l, source))
+        x_r = x_l
+        if not (self.share_weights and source is target):
+            x_r = self._split(project(self.lin_r, target))
         out = self._attend(
             graph, gatv2_attention, x_l, x_r, self.att[0], edge_attr=edge_attr,
             edge_weight=None if edge_attr is None else _weight(self, edge_attr),
             negative_slope=self.negative_slope,
         )  # fmt: skip
         if self.res is not None:
-            out = out + self.res(target)
+            out = out + project(self.res, target)
         return out if self.bias is None else out + self.bias
 
 
@@ -175,8 +178,8 @@ class TransformerConv(_Attention, pyg.TransformerConv):
     def on_graph(
         self, source: Tensor, target: Tensor, graph: DistributedGraph, edge_attr: Tensor | None
     ) -> Tensor:
-        query = self._split(self.lin_query(target))
-        key, value = self._split(self.lin_key(source)), self._split(self.lin_value(source))
+        query = self._split(project(self.lin_query, target))
+        key, value = (self._split(project(lin, source)) for lin in (self.lin_key, self.lin_value))
         weight = None
         if self.lin_edge is not None:
             weight = _weight(self, edge_attr)
@@ -190,7 +193,7 @@ class TransformerConv(_Attention, pyg.TransformerConv):
         )
         if not self.root_weight:
             return out
-        skip = self.lin_skip(target)
+        skip = project(self.lin_skip, target)
         if self.lin_beta is None:
             return out + skip
         beta = self.lin_beta(torch.cat([out, skip, out - skip], dim=-1)).sigmoid()
@@ -219,8 +222,7 @@ def _made_again(graph: DistributedGraph, value: Tensor, x: Tensor, weight: Tenso
                 "pass that needs them"
             )
         with torch.no_grad():
-            rows = in_huge_pages(x.new_empty(len(x), len(weight)))
-            return torch.mm(x, weight.T, out=rows).view(kept)
+            return linear(x, weight).view(kept)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
@@ -236,9 +238,7 @@ def _weight(layer: Any, edge_attr: Tensor | None) -> Tensor:
 
 
 def _is_plain_linear(lin: Any) -> bool:
-    """Whether lin(x) is x Wᵀ and nothing more: no bias, hooks, parametrizations or adapters."""
-    hooked = lin._forward_hooks or lin._forward_pre_hooks
-    return type(lin) in (pyg.Linear, torch.nn.Linear) and lin.bias is None and not hooked
+    return lin.bias is None and is_plain(lin)
 
 
 ATTENTION: dict[type[MessagePassing], type[MessagePassing]] = {

@@ -12,7 +12,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor
@@ -21,10 +20,12 @@ from torch_geometric.nn.conv import MessagePassing
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.nn.attention import ATTENTION
 from fullgraph.nn.generic import Generic, generic
+from fullgraph.nn.linear import is_plain, narrows, project, widens
 from fullgraph.nn.normalize import Normalized, gcn_normalized
 from fullgraph.nn.rows import of_rows, outside_rows
 from fullgraph.nn.typed import TYPED
 from fullgraph.ops.aggregate import aggregate
+from fullgraph.ops.products import add_product, linear, two_products
 
 SUPPORTED_AGGREGATIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
 
@@ -73,17 +74,32 @@ class _Linear(Generic):
         return source, target
 
     def _aggregate_and_project(
-        self, graph: DistributedGraph, x: Tensor, lin: Any, weight: Tensor | None
-    ) -> Tensor:
-        """lin(A x), computed as (A x) Wᵀ or A (x Wᵀ), whichever exchanges narrower rows.
+        self, graph: DistributedGraph, x: Tensor, lin: Any, weight: Tensor | None,
+        root_lin: Any, root: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """lin(A x) + root_lin(root), the second where there is a root.
 
-        The graph's own features are aggregated first: that is done once, not every step.
+        The first is computed as (A x) Wᵀ or A (x Wᵀ), whichever exchanges narrower rows. The
+        graph's own features are aggregated first: that is done once, not every step.
         """
+        has_plain_root = root is not None and is_plain(root_lin) and root_lin.bias is None
         linear_in_rows = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
-        if not (linear_in_rows and _narrows(lin)) or graph.is_static(x):
-            return lin(self._aggregated(graph, x, weight))
-        out = self._aggregated(graph, F.linear(x, lin.weight), weight)
-        return out if lin.bias is None else out + lin.bias
+        if not (linear_in_rows and narrows(lin)) or graph.is_static(x):
+            out = project(lin, self._aggregated(graph, x, weight))
+            # In place: what a plain layer gives is its own, and nobody keeps it.
+            if root is not None and has_plain_root and is_plain(lin):
+                return add_product(out, root, root_lin.weight)
+            return out if root is None else out + project(root_lin, root)
+        of_root = None
+        if has_plain_root and root is x:
+            x, of_root = two_products(x, lin.weight, root_lin.weight)
+        else:
+            x = linear(x, lin.weight)
+        out = self._aggregated(graph, x, weight)
+        out = out if lin.bias is None else out + lin.bias
+        if root is None:
+            return out
+        return out + (project(root_lin, root) if of_root is None else of_root)
 
 
 class SAGEConv(_Linear, pyg.SAGEConv):
@@ -92,10 +108,11 @@ class SAGEConv(_Linear, pyg.SAGEConv):
     def on_graph(self, x: Any, edge_index: DistributedGraph, size: Any = None) -> Tensor:
         source, target = self._pair(edge_index, x)
         if self.project:
-            source = self.lin(source).relu()
-        out = self._aggregate_and_project(edge_index, source, self.lin_l, None)
-        if self.root_weight and target is not None:
-            out = out + self.lin_r(target)
+            source = project(self.lin, source).relu()
+        root_lin, root = (self.lin_r, target) if self.root_weight else (None, None)
+        out = self._aggregate_and_project(
+            edge_index, source, self.lin_l, None, root_lin, root
+        )  # fmt: skip
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
 
@@ -107,8 +124,9 @@ class GraphConv(_Linear, pyg.GraphConv):
         size: Any = None,
     ) -> Tensor:  # fmt: skip
         source, target = self._pair(edge_index, x)
-        out = self._aggregate_and_project(edge_index, source, self.lin_rel, edge_weight)
-        return out if target is None else out + self.lin_root(target)
+        return self._aggregate_and_project(
+            edge_index, source, self.lin_rel, edge_weight, self.lin_root, target
+        )
 
 
 class GINConv(_Linear, pyg.GINConv):
@@ -162,10 +180,10 @@ class GCNConv(_Normalized, pyg.GCNConv):
         if isinstance(x, (tuple, list)):
             return super(Generic, self).forward(x, edge_index, edge_weight)  # PyG's own error
         sums = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
-        if sums and (_widens(self.lin) or edge_index.is_static(x)):
-            out = self.lin(self._aggregate(edge_index, x, edge_weight))
+        if sums and (widens(self.lin) or edge_index.is_static(x)):
+            out = project(self.lin, self._aggregate(edge_index, x, edge_weight))
         else:
-            out = self._aggregate(edge_index, self.lin(x), edge_weight)
+            out = self._aggregate(edge_index, project(self.lin, x), edge_weight)
         return out if self.bias is None else out + self.bias
 
 
@@ -177,17 +195,17 @@ class SGConv(_Normalized, pyg.SGConv):
     ) -> Tensor:
         cached = edge_index.layer_cache.get(self._cache_key) if self.cached else None
         if cached is not None:
-            return self.lin(cached.detach())
-        narrow_first = _narrows(self.lin) and not self.cached and not edge_index.is_static(x)
+            return project(self.lin, cached.detach())
+        narrow_first = narrows(self.lin) and not self.cached and not edge_index.is_static(x)
         if narrow_first:
-            x = F.linear(x, self.lin.weight)
+            x = linear(x, self.lin.weight)
         with edge_index.stale.fresh() if self.cached else nullcontext():
             for _ in range(self.K):
                 x = self._aggregate(edge_index, x, edge_weight)
         if self.cached:
             edge_index.layer_cache[self._cache_key] = x
         if not narrow_first:
-            return self.lin(x)
+            return project(self.lin, x)
         return x if self.lin.bias is None else x + self.lin.bias
 
 
@@ -230,18 +248,3 @@ def layer_class(layer: MessagePassing) -> type[MessagePassing]:
         and layer.node_dim in (-2, 0)
     )
     return kind if kind is not None and linear else generic(type(layer))
-
-
-def _is_plain(lin: Any) -> bool:
-    """Whether lin(x) is x Wᵀ + b and nothing more: no hooks, parametrizations or adapters."""
-    hooked = lin._forward_hooks or lin._forward_pre_hooks
-    return type(lin) in (pyg.Linear, torch.nn.Linear) and not hooked
-
-
-def _narrows(lin: Any) -> bool:
-    """Whether rows become narrower, and the product may be taken apart from the bias."""
-    return _is_plain(lin) and lin.weight.shape[0] < lin.weight.shape[1]
-
-
-def _widens(lin: Any) -> bool:
-    return _is_plain(lin) and lin.weight.shape[0] > lin.weight.shape[1]

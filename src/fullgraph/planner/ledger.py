@@ -29,6 +29,7 @@ EDGE_KERNELS = {
     "dot_grad_source": (ATTENTION_GRAD, "value"),
 }  # fmt: skip
 WITH_DROPOUT = {ATTENTION: DROPPED, ATTENTION_GRAD: DROPPED_GRAD}
+DENSE = {"dense", "dense_weight_grad"}
 ROW_KERNELS = {"gather_rows", "scatter_add_rows"}  # move the rows of their third argument
 NOTHING = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"}
@@ -96,6 +97,8 @@ class Ledger(TorchDispatchMode):
             return rates.call + 2 * a.numel() * b.shape[-1] / rates.flops
         if name.startswith(OWN):
             kernel = name.removeprefix(OWN)
+            if kernel in DENSE:
+                return rates.call + 2 * args[0].numel() * args[1].shape[1] / rates.flops
             if kernel in EDGE_KERNELS:
                 names = [argument.name for argument in func._schema.arguments]
                 return rates.call + self._edge_price(kernel, dict(zip(names, args)))

@@ -144,7 +144,7 @@ def measure(stopwatch: Stopwatch | None = None) -> Rates:
     rows, weight = torch.randn(watch.num_rows, WIDE), torch.randn(WIDE, WIDE)
     ids, out, small = torch.arange(watch.num_rows), torch.empty_like(rows), torch.randn(8, 8)
     product, stream, fill, fresh, dropped, calls = watch.seconds(
-        lambda: torch.mm(rows, weight, out=out),
+        lambda: kernels.dense(rows, weight, out),
         lambda: torch.relu_(rows),
         lambda: out.zero_(),
         lambda: [torch.empty_like(rows).zero_() for _ in range(FRESH)],

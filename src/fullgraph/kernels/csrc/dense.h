@@ -72,35 +72,46 @@ private:
     Scratch<T> values_;
 };
 
-// sum[r, c] = Σ_k a[r * a_row + k * a_k] panel[k, c] for R rows.
-template <int R, typename T>
+// sum[r, c] = Σ_k a[r * a_row + k * a_k] panel[k, c] for R rows and the first V vectors of columns.
+template <int R, int V, typename T>
 inline void tile_product(const T* a, int64_t a_row, int64_t a_k, const T* panel, int64_t depth,
                          T* sum) {
     constexpr int lanes = kVectorBytes / int(sizeof(T));
-    Vector<T, lanes> sums[R][kTileVectors] = {};
+    Vector<T, lanes> sums[R][V] = {};
     for (int64_t k = 0; k < depth; ++k) {
-        Vector<T, lanes> b[kTileVectors];
-        unroll<kTileVectors>([&](auto v) { b[v] = load<lanes>(panel + v * lanes); });
+        Vector<T, lanes> b[V];
+        unroll<V>([&](auto v) { b[v] = load<lanes>(panel + v * lanes); });
         unroll<R>([&](auto r) {
             const T x = a[r * a_row + k * a_k];
-            unroll<kTileVectors>([&](auto v) { sums[r][v] += x * b[v]; });
+            unroll<V>([&](auto v) { sums[r][v] += x * b[v]; });
         });
         panel += tile_columns<T>();
     }
     unroll<R>([&](auto r) {
-        unroll<kTileVectors>([&](auto v) {
+        unroll<V>([&](auto v) {
             store<lanes>(sum + r * tile_columns<T>() + v * lanes, sums[r][v]);
         });
     });
 }
 
-template <int R, typename T>
-inline void tile_of_rows(int64_t rows, const T* a, int64_t a_row, int64_t a_k, const T* panel,
-                         int64_t depth, T* sum) {
-    if (rows >= R) {
-        tile_product<R>(a, a_row, a_k, panel, depth, sum);
-    } else if constexpr (R > 1) {
-        tile_of_rows<R - 1>(rows, a, a_row, a_k, panel, depth, sum);
+// The same for up to kTileRows rows, and as many vectors as this many columns take.
+template <int V, typename T>
+inline void tile(int64_t rows, int64_t columns, const T* a, int64_t a_row, int64_t a_k,
+                 const T* panel, int64_t depth, T* sum) {
+    if constexpr (V > 1) {
+        if (columns * int64_t(sizeof(T)) <= (V - 1) * kVectorBytes) {
+            return tile<V - 1>(rows, columns, a, a_row, a_k, panel, depth, sum);
+        }
+    }
+    while (rows > 0) {
+        const int64_t done = rows >= kTileRows ? kTileRows : rows >= 3 ? 3 : rows;
+        if (done == kTileRows) tile_product<kTileRows, V>(a, a_row, a_k, panel, depth, sum);
+        if (done == 3) tile_product<3, V>(a, a_row, a_k, panel, depth, sum);
+        if (done == 2) tile_product<2, V>(a, a_row, a_k, panel, depth, sum);
+        if (done == 1) tile_product<1, V>(a, a_row, a_k, panel, depth, sum);
+        rows -= done;
+        a += done * a_row;
+        sum += done * tile_columns<T>();
     }
 }
 
@@ -119,7 +130,7 @@ void dense(const T* x, const T* w, int64_t w_k, int64_t w_j, const T* bias, T* o
             for (int64_t i = group * kRowsAtOnce; i < last; i += kTileRows) {
                 T sum[kTileRows * C];
                 const int64_t rows = smaller(kTileRows, last - i);
-                tile_of_rows<kTileRows>(rows, x + i * depth, depth, 1, panels.at(first), depth, sum);
+                tile<kTileVectors>(rows, width, x + i * depth, depth, 1, panels.at(first), depth, sum);
                 for (int64_t r = 0; r < rows; ++r) {
                     T* to = out + (i + r) * num_columns + first;
                     const T* from = sum + r * C;
@@ -158,8 +169,8 @@ void dense_weight_grad(const T* a, const T* b, T* out, int64_t num_rows, int64_t
                 for (int64_t i = 0; i < num_a; i += kTileRows) {
                     T sum[kTileRows * C];
                     const int64_t rows = smaller(kTileRows, num_a - i);
-                    tile_of_rows<kTileRows>(rows, a + row * num_a + i, 1, num_a, panels.at(first),
-                                            depth, sum);
+                    tile<kTileVectors>(rows, width, a + row * num_a + i, 1, num_a, panels.at(first),
+                                       depth, sum);
                     for (int64_t r = 0; r < rows; ++r) {
                         T* to = into + (i + r) * num_b + first;
                         for (int64_t j = 0; j < width; ++j) to[j] += sum[r * C + j];
