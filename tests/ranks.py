@@ -55,16 +55,22 @@ _workers: list[tuple[mp.process.BaseProcess, Connection]] = []
 
 
 def _pool(size: int) -> list[tuple[mp.process.BaseProcess, Connection]]:
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     while len(_workers) < size:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
-            process.start()  # from a process without threads, which can be forked
+        ours, theirs = mp.Pipe()
+        process = forked(_serve, theirs)
         theirs.close()
         _workers.append((process, ours))
     return _workers[:size]
+
+
+def forked(call: Callable[..., None], *args: Any) -> mp.process.BaseProcess:
+    """A process that calls this, forked from one that has imported everything; it ends with us."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=call, args=args, daemon=True)
+    with patch.dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"):
+        process.start()  # from a process without threads, which can be forked
+    return process
 
 
 @atexit.register
