@@ -23,7 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 GRACE_SECONDS = 5.0  # for the other ranks, once one has failed
-PRELOADED = ["fullgraph.training.worker", "fullgraph.training.tasks", "torch._dynamo"]
+PRELOADED = ["fullgraph.cli", "fullgraph.training.worker", "fullgraph.training.tasks"]
 
 
 class RanksFailedError(AssertionError):
