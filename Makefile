@@ -2,6 +2,7 @@
 # make demo    generate a graph, partition it, train on it with 2 workers; leaves runs/demo
 # make test    the whole test suite
 # make lint    format, lint, types
+# make sanitize  the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer
 #
 # Needs python3 (3.10 or newer, with venv), g++ and make; everything else comes with pip. Versions
 # are those of constraints.txt; pip's own settings (such as PIP_EXTRA_INDEX_URL, for an index with
@@ -18,7 +19,14 @@ BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt \
 DEMO_GRAPH := planted:nodes=100000,edges=1000000,features=32,mix=0.4
 DEMO_TRAIN := --model sage --layers 2 --hidden 64 --norm batch --epochs 60 --workers 2
 
-.PHONY: setup demo test lint clean
+# Apart from .venv, whose own build is found through its site module: hence -S and PYTHONPATH.
+SANITIZED := build/sanitize
+SITE := $(SANITIZED)/site
+# They start processes without all that, look at the allocator, or are too long for it.
+NOT_SANITIZED := $(patsubst %,--ignore=tests/kernels/test_%.py,runtime memory large_dropout)
+SANITIZERS = $(foreach library,asan ubsan,$(shell $(CXX) -print-file-name=lib$(library).so))
+
+.PHONY: setup demo test lint sanitize clean
 
 setup: $(STAMP)
 
@@ -51,6 +59,17 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+sanitize: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -Wno-dev \
+	  -DCMAKE_BUILD_TYPE=None -DFULLGRAPH_SANITIZE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	  -Dnanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)"
+	$(BIN)/cmake --build $(SANITIZED)
+	rm -rf $(SITE) && cp -r src $(SITE) && cp $(SANITIZED)/_native.* $(SITE)/fullgraph/kernels/
+	packages=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  PYTHONPATH="$(CURDIR)/$(SITE):$$packages" PYTHONDONTWRITEBYTECODE=1 \
+	  $(BIN)/python -S -m pytest -p no:cacheprovider tests/kernels $(NOT_SANITIZED)
 
 clean:
 	rm -rf $(VENV) build demo runs .pytest_cache .mypy_cache .ruff_cache
