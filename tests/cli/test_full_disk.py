@@ -62,13 +62,14 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 class Said(NamedTuple):
     code: int
+    out: str
     err: str
 
 
 def run(disk: Disk, *words: object, **variables: object) -> Said:
     folder = disk.there.parent
     program = processes.start(disk.pid, folder, "program", processes.fullgraph, *words, **variables)
-    return Said(program.wait(120), program.err)
+    return Said(program.wait(120), program.out, program.err)
 
 
 def check_line(said: Said, *wanted: str) -> None:
@@ -154,6 +155,8 @@ def test_a_read_only_disk_is_known_before_the_work(disk: Disk) -> None:
         ("train", SMALL, "--out", out / "deep"),
         ("predict", run_folder, "--out", out.with_suffix(".npz")),
     ):
-        check_line(run(disk, *words), f"cannot write {disk.there}", ": Read-only file system")
+        said = run(disk, *words)
+        check_line(said, f"error: cannot write {disk.there}", ": Read-only file system")
+        assert said.out == ""  # no stage has begun
     said = run(disk, "train", SMALL, "--out", out, **ALONE)
     check_line(said, f"cannot write {out}: Read-only file system")

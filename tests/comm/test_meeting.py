@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +30,24 @@ def clients(count: int) -> list[dist.Store]:
     return [served, *more]
 
 
-def run(store: dist.Store, rank: int, seconds: float = SECONDS) -> dist.Store:
+def test_a_file_that_an_earlier_run_left_does_no_harm(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    left = [dist.FileStore(path, SIZE) for _ in range(SIZE)]
+    old = [notes(meeting, SIZE) for meeting in meet(left, "old")]
+    (tmp_path / "store").rename(tmp_path / "kept")  # as it would be, had the process been killed
+    del left
+    (tmp_path / "kept").rename(path)
+    stores = [dist.FileStore(path, SIZE) for _ in range(SIZE)]
+    assert stores[0].check(["hello/1"])
+    new = [notes(meeting, SIZE) for meeting in meet(stores, "new")]
+    assert old == [["old 0", "old 1", "old 2"]] * SIZE
+    assert new == [["new 0", "new 1", "new 2"]] * SIZE
+
+
+def run(store: dist.Store, rank: int, seconds: float = SECONDS, label: str = "note") -> dist.Store:
     if rank == 0:
-        return convene(store, SIZE, "note 0", seconds)
-    return attend(store, rank, SIZE, f"note {rank}", seconds)
+        return convene(store, SIZE, f"{label} 0", seconds)
+    return attend(store, rank, SIZE, f"{label} {rank}", seconds)
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
@@ -53,8 +68,9 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def meet(stores: list[dist.Store]) -> list[Any]:
-    return together(*(lambda rank=rank: run(stores[rank], rank) for rank in range(SIZE)))
+def meet(stores: list[dist.Store], label: str = "note") -> list[Any]:
+    calls = [lambda rank=rank: run(stores[rank], rank, label=label) for rank in range(SIZE)]
+    return together(*calls)
 
 
 def test_every_meeting_at_one_store_has_keys_of_its_own() -> None:

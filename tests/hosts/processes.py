@@ -1,10 +1,8 @@
-"""Programs in namespaces of other processes: forked from one that has imported everything, as
-importing takes seconds."""
+"""Programs in namespaces of other processes, as on other hosts."""
 
 from __future__ import annotations
 
 import ctypes
-import multiprocessing as mp
 import os
 import sys
 import time
@@ -14,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts.network import Host
-
-PRELOADED = ["fullgraph.cli", "fullgraph.training.tasks", "torch.distributed.run", __name__]
+from tests.ranks import forked
 
 
 class Program:
@@ -52,18 +49,7 @@ def start(
 ) -> Program:
     """Call a function of a module in the namespaces of a process, with these environment variables,
     in this folder, where what it says is kept under this name."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    before = {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(before, "1"))  # a process of one thread can be forked
-    try:
-        process = context.Process(
-            target=_run, args=(pid, folder, name, call, args, variables), daemon=True
-        )
-        process.start()
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key) if value is None else os.environ.update({key: value})
+    process = forked(_run, pid, folder, name, call, args, variables)
     return Program(process, folder, name)
 
 

@@ -31,7 +31,7 @@ TRAIN = (
     "train", "parts", "--model", "sage", "--hidden", 8, "--norm", "batch", "--threads", 1,
     "--schedule", "oneshot", "--eval-every", 2, "--checkpoint-every", 2,
 )  # fmt: skip
-SECONDS = 120  # for what should take a few, on a busy machine
+SECONDS = 300  # for what should take a few, on a busy machine
 MEASURED = ("seconds", "evaluation_seconds", "peak_memory_bytes", "bytes_sent")
 
 
@@ -103,7 +103,7 @@ def test_torchrun_on_four_hosts_is_exact_though_one_link_is_slow_and_loses_frame
 def test_a_link_that_is_cut_ends_all_hosts_and_a_restart_comes_to_the_same_bits(
     folder: Path, net: Network, reference: RunFolder
 ) -> None:
-    run, timeout, cut = RunFolder(folder / "cut"), 6, 2
+    run, timeout, cut = RunFolder(folder / "cut"), 10, 2
     words = (*TRAIN, "--timeout", timeout, "--out", "cut", "--epochs", EPOCHS)
     where: dict[str, Any] = {"address": net.hosts[0].address}
     net.links[3].make_bad(milliseconds=20, loss=0)  # so that epochs take a second
@@ -116,10 +116,10 @@ def test_a_link_that_is_cut_ends_all_hosts_and_a_restart_comes_to_the_same_bits(
     finally:
         net.links[cut].mend()
     assert codes == [2] * 4
-    assert time.monotonic() - start < timeout + 6
+    assert time.monotonic() - start < timeout + 8
     for rank, program in enumerate(started):
         *_, line = program.err.splitlines()
-        assert re.match(f"fullgraph: error: rank {rank}: .* failed \\(limit 6 s\\): ", line)
+        assert re.match(f"fullgraph: error: rank {rank}: .* failed \\(limit 10 s\\): ", line)
         named = r"rank 2\b|not heard from: ranks \[2\]"
         assert re.search("does not answer" if rank == cut else named, line), line
     assert run.result()["status"] == "failed"
@@ -182,25 +182,25 @@ def occupy(address: str, port: int) -> None:
 
 def test_what_is_wrong_with_a_meeting_is_named(folder: Path, net: Network) -> None:
     hosts, first = net.hosts, net.hosts[0].address
-    port = iter(range(29600, 29700))
     taken = processes.start(hosts[0].pid, folder, "taken", occupy, first, 29599)
     processes.wait_for(lambda: "listening" in taken.out, SECONDS, [taken])
+    cases: dict[str, tuple[float, int, dict[str, Any]]] = {
+        "missing": (15, 29600, {"address": first, "WORLD_SIZE": 3}),
+        "wrong": (3, 29601, {"address": hosts[2].address}),
+        "unknown": (3, 29602, {"address": "nowhere.invalid"}),
+        "taken-port": (3, 29599, {"address": first}),
+        "no-interface": (3, 29604, {"address": first, "GLOO_SOCKET_IFNAME": "net1"}),
+    }
     started = {
-        name: processes.ranks(hosts[:2], folder, name, join_and_say, 3, port=p, **variables)
-        for name, p, variables in [
-            ("missing", next(port), {"address": first, "WORLD_SIZE": 3}),
-            ("wrong", next(port), {"address": hosts[2].address}),
-            ("unknown", next(port), {"address": "nowhere.invalid"}),
-            ("taken-port", 29599, {"address": first}),
-            ("no-interface", next(port), {"address": first, "GLOO_SOCKET_IFNAME": "net1"}),
-        ]
+        name: processes.ranks(hosts[:2], folder, name, join_and_say, wait, port=port, **variables)
+        for name, (wait, port, variables) in cases.items()
     }
     said = {}
     for name, programs in started.items():
         assert [program.wait(SECONDS) for program in programs] == [1, 1]
         said[name] = [program.err.splitlines()[-1].partition(": ")[2] for program in programs]
     taken.kill()
-    missing = "of 3 ranks, these did not join within 3 s: [2] (at 10.77.0.1:29600)"
+    missing = "of 3 ranks, these did not join within 15 s: [2] (at 10.77.0.1:29600)"
     assert said["missing"] == [f"rank {rank}: {missing}" for rank in range(2)]
     for rank, name, where, why in (
         (0, "wrong", "10.77.0.3:29601", "rank 0 runs on this host, whose addresses are 127.0."),

@@ -10,6 +10,7 @@ import ipaddress
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple, TypeVar, cast
@@ -70,17 +71,18 @@ def meet(timeout: timedelta) -> tuple[dist.Store, int, int]:
 
 def _meet(place: Place, address: str, timeout: timedelta) -> dist.Store:
     """The store of this meeting. address: by which this rank reaches rank 0, for the others."""
+    end = time.monotonic() + timeout.total_seconds()
     store = dist.PrefixStore("fullgraph", _open_store(place, timeout))
     store.set_timeout(timeout)
-    seconds = timeout.total_seconds()
+    seconds = max(0.0, end - time.monotonic())
     try:
         if place.rank == 0:
             return convene(store, place.size, address, seconds)
         return attend(store, place.rank, place.size, address, seconds)
     except MissingRanksError as error:
         raise TimeoutError(
-            f"rank {place.rank}: of {place.size} ranks, these did not join within {seconds:g} s: "
-            f"{error.ranks} (at {place.address}:{place.port})"
+            f"rank {place.rank}: of {place.size} ranks, these did not join within "
+            f"{timeout.total_seconds():g} s: {error.ranks} (at {place.address}:{place.port})"
         ) from error
 
 
