@@ -143,13 +143,11 @@ def parts(graph: str, num_parts: int, empty_part: bool) -> PartitionedInMemory:
     return partitioned(graph_data(graph), num_parts, empty_part)
 
 
-def settings(size: int, graph: str, turn: int = 0) -> list[tuple[Setting, int]]:
+def settings(size: int, graph: str) -> list[tuple[Setting, int]]:
     """How a graph is shared, and for how many steps.
 
-    The usual graph under both schedules on two ranks, and under each of them on either three or
-    four, by turns: what a layer computes of a block does not depend on how many there are. The
-    smallest graphs only on some numbers of ranks, under one schedule. One of two has more parts
-    than ranks, one of them empty.
+    The usual graph under both schedules; the smallest only on some numbers of ranks, under one of
+    them. One of two has more parts than ranks, one of them empty.
     """
     layouts = [(size, False), (5, True)]
     # On two ranks small enough that a block is fetched in several messages; on one rank, which has
@@ -162,7 +160,7 @@ def settings(size: int, graph: str, turn: int = 0) -> list[tuple[Setting, int]]:
     if graph in ("tiny", "no_edges"):
         here = size in ((2, 4) if graph == "tiny" else (1, 3))
         return [(chosen[size // 2 % 2], 1)] if here else []
-    return [(chosen[0], 2), (chosen[1], 1)] if size == 2 else [(chosen[(size + turn) % 2], 1)]
+    return [(chosen[0], 2 if size == 2 else 1), (chosen[1], 1)]
 
 
 def build(group: Group, graph: str, setting: Setting) -> DistributedGraph:
@@ -182,7 +180,7 @@ def check_layer(group: Group, layer: str) -> dict[str, str]:
         if case.layer != layer or case.refused is not None:
             continue
         for graph in case.runs_on:
-            for setting, steps in settings(group.size, graph, exact_layers().index(layer)):
+            for setting, steps in settings(group.size, graph):
                 if (graph, setting) not in graphs:
                     graphs[graph, setting] = build(group, graph, setting)
                 on, expected = on_graph(case, graph), reference(case.name, graph)
@@ -194,19 +192,6 @@ def check_layer(group: Group, layer: str) -> dict[str, str]:
                 except Exception as error:
                     raise RuntimeError(f"in {case.name} {where}") from error
     return failures
-
-
-@pytest.mark.parametrize("turn", [0, 1])
-def test_every_layer_meets_both_schedules_and_layouts_on_two_ranks_and_again_on_more(
-    turn: int,
-) -> None:
-    for sizes in ([2], [3, 4]):
-        met = [s for size in sizes for s, _ in settings(size, "multigraph", turn)]
-        assert sorted(s.schedule for s in met) == ["oneshot", "sequential"]
-    for size in (1, 2, 3, 4):
-        met = [s for turn in (0, 1) for s, _ in settings(size, "multigraph", turn)]
-        assert {s.schedule for s in met} == {"oneshot", "sequential"}
-        assert {s.empty_part for s in met} == {True, False}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
