@@ -27,7 +27,7 @@ from fullgraph.training.waits import Waits
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 INTERRUPTED = 130  # a worker's exit code then, which is what shells report for Ctrl-C
 POLL_SECONDS = 0.05
-NOTICE_SECONDS = 2.0  # for the others to notice by themselves that one is gone
+NOTICE_SECONDS = 5.0  # for the others to notice by themselves that one is gone
 LEAVE_SECONDS = 30.0  # for rank 0 to leave a valid run folder once it was told to stop
 MOST_NAMED = 3
 
