@@ -227,7 +227,7 @@ def _change_element(rng: random.Random, values: Any) -> None:
 # npz ----------------------------------------------------------------------------------------------
 
 Members = dict[str, bytes]
-BOMB = 300_000_000  # bytes of zeros
+BOMB = 250_000_000  # bytes of zeros
 
 
 def members(data: bytes) -> Members:
