@@ -35,9 +35,11 @@ SECONDS = 20  # for the others to notice, on a busy machine, where nothing has t
 KILLED = "it was ended by SIGKILL, which the system sends when memory runs out"
 SILENT, STOPPED = "it did not answer the others within 10 s", r": it is stopped \(SIGSTOP\)"
 RAN_OUT = r"MemoryError: memory ran out \(it asked for \d+ bytes\). More workers, .* how much"
-IN_FORWARD = r"receiving \d+ rows from rank 1 in the forward pass of layer 'convs.1'"
-IN_BACKWARD = r"receiving \d+ rows from rank 1 in the backward pass of layer 'convs.1'"
-AFTER = r"(receiving|sending) \d+ rows .*|all-reduce of gradients"
+# where the connection is lost before anything is posted, it is the exchange that fails
+EXCHANGE = r"(receiving \d+ rows from rank 1|exchange with ranks \[1\])"
+IN_FORWARD = EXCHANGE + " in the forward pass of layer 'convs.1'"
+IN_BACKWARD = EXCHANGE + " in the backward pass of layer 'convs.1'"
+AFTER = r"(receiving|sending) \d+ rows .*|exchange with ranks .*|all-reduce of gradients"
 
 # kind, place, rank, epoch; why it failed; what the other was waiting for; the last checkpoint
 FAULTS: dict[str, list[tuple[str, str, int, int, str, str, int]]] = {

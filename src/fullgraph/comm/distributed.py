@@ -743,7 +743,8 @@ def gather_rows(
     if result is None:
         for tensor in mine:
             if tensor.numel():
-                group.wait(group.isend(tensor, 0), "sending results to rank 0")
+                what = "sending results to rank 0"
+                group.wait(group.isend(tensor, 0, what), what)
         return None
     result[node_id] = mine[0]
     for peer in range(1, group.size):
@@ -751,7 +752,8 @@ def gather_rows(
                   node_id.new_empty(num_owned[peer])]  # fmt: skip
         for tensor in theirs:
             if tensor.numel():
-                group.wait(group.irecv(tensor, peer), f"receiving results from rank {peer}")
+                what = f"receiving results from rank {peer}"
+                group.wait(group.irecv(tensor, peer, what), what)
         result[theirs[1]] = theirs[0]
     return result
 

@@ -99,7 +99,7 @@ class Exchange:
             if dtype != flight.place.dtype:
                 flight.arriving = torch.empty_like(flight.place, dtype=dtype)
         flight.receive, flight.send = self.group.post(
-            _move(flight.arriving, into), _move(flight.leaving, out)
+            _move(flight.arriving, into), _move(flight.leaving, out), self._context()
         )
         return flight
 
@@ -155,10 +155,10 @@ class Exchange:
         return Flow(self.layer, self.direction, message.peer)
 
     def _operation(self, verb: str, message: Message, preposition: str) -> str:
-        return (
-            f"{verb} {message.num_rows} rows {preposition} rank {message.peer} "
-            f"in the {self.direction} pass of layer {self.layer!r}"
-        )
+        return f"{verb} {message.num_rows} rows {preposition} rank {message.peer}{self._context()}"
+
+    def _context(self) -> str:
+        return f" in the {self.direction} pass of layer {self.layer!r}"
 
 
 def _move(tensor: Tensor | None, message: Message | None) -> tuple[Tensor, int] | None:

@@ -66,26 +66,30 @@ class Group:
 
     # Plain moves -------------------------------------------------------------------------------
 
-    def isend(self, tensor: Tensor, peer: int) -> dist.Work:
-        return self._post(dist.isend, tensor, peer, "sending to")
+    def isend(self, tensor: Tensor, peer: int, operation: str | None = None) -> dist.Work:
+        return self._post(dist.isend, tensor, peer, operation or f"sending to rank {peer}")
 
-    def irecv(self, tensor: Tensor, peer: int) -> dist.Work:
-        return self._post(dist.irecv, tensor, peer, "receiving from")
+    def irecv(self, tensor: Tensor, peer: int, operation: str | None = None) -> dist.Work:
+        return self._post(dist.irecv, tensor, peer, operation or f"receiving from rank {peer}")
 
-    def _post(self, move: Any, tensor: Tensor, peer: int, verb: str) -> dist.Work:
+    def _post(self, move: Any, tensor: Tensor, peer: int, operation: str) -> dist.Work:
         try:
             work = move(tensor, group=self.process_group, group_dst=peer) if move is dist.isend \
                 else move(tensor, group=self.process_group, group_src=peer)  # fmt: skip
         except RuntimeError as error:
-            raise self._error(f"{verb} rank {peer}", error) from error
+            raise self._error(operation, error) from error
         assert work is not None  # this rank is in its own group
         return work
 
     def post(
-        self, receive: tuple[Tensor, int] | None, send: tuple[Tensor, int] | None
-    ) -> tuple[dist.Work | None, dist.Work | None]:
+        self, receive: tuple[Tensor, int] | None, send: tuple[Tensor, int] | None,
+        context: str = "",
+    ) -> tuple[dist.Work | None, dist.Work | None]:  # fmt: skip
         """Post a receive and a send, each (tensor, peer) or None, as one: NCCL may order the two
-        ends of a pair differently, and block, unless they are."""
+        ends of a pair differently, and block, unless they are.
+
+        context: for errors, what the exchange is of: " in the forward pass of …".
+        """
         moves: list[tuple[Any, tuple[Tensor, int]]] = [(dist.irecv, receive)] if receive else []
         moves += [(dist.isend, send)] if send else []
         if not moves:
@@ -98,7 +102,7 @@ class Group:
                 ])  # fmt: skip
         except RuntimeError as error:
             peers = sorted({peer for _, (_, peer) in moves})
-            raise self._error(f"exchange with ranks {peers}", error) from error
+            raise self._error(f"exchange with ranks {peers}{context}", error) from error
         return (works[0] if receive else None), (works[-1] if send else None)
 
     def wait(self, work: dist.Work, operation: str) -> None:
@@ -155,6 +159,7 @@ class Group:
             receive, send = self.post(
                 (incoming[source], source) if incoming[source].numel() else None,
                 (outgoing[to], to) if outgoing[to].numel() else None,
+                f" of {operation}",
             )
             works.append((receive, f"receiving {operation} from rank {source}"))
             works.append((send, f"sending {operation} to rank {to}"))
@@ -172,6 +177,7 @@ class Group:
                 self._store.set(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:500])
 
     def _error(self, operation: str, error: RuntimeError) -> CommError:
+        self.on_wait(operation)  # or what would have been waited for
         reason = str(error).strip().splitlines()
         message = f"rank {self.rank}: {operation} failed"
         limit = "" if self.timeout is None else f" (limit {self.timeout.total_seconds():g} s)"

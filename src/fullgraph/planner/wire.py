@@ -43,8 +43,9 @@ class DryGroup(Group):
         self._in_free = self._out_free = 0.0
 
     def post(
-        self, receive: tuple[Tensor, int] | None, send: tuple[Tensor, int] | None
-    ) -> tuple[Any, Any]:
+        self, receive: tuple[Tensor, int] | None, send: tuple[Tensor, int] | None,
+        context: str = "",
+    ) -> tuple[Any, Any]:  # fmt: skip
         now, network = self.ledger.now, self.network
         arriving = leaving = None
         if receive is not None:

@@ -334,18 +334,18 @@ def _from_ranks(group: Group, own: bytes) -> Iterator[bytes]:
 
 def _send(group: Group, data: bytes, to: int) -> None:
     what = f"sending a checkpoint to rank {to}"
-    group.wait(group.isend(torch.tensor([len(data)]), to), what)
+    group.wait(group.isend(torch.tensor([len(data)]), to, what), what)
     for piece in as_tensor(data).split(MESSAGE):
-        group.wait(group.isend(piece, to), what)
+        group.wait(group.isend(piece, to, what), what)
 
 
 def _receive(group: Group, source: int) -> bytes:
     what = f"receiving a checkpoint from rank {source}"
     size = torch.zeros(1, dtype=torch.int64)
-    group.wait(group.irecv(size, source), what)
+    group.wait(group.irecv(size, source, what), what)
     data = torch.empty(int(size), dtype=torch.uint8)
     for piece in data.split(MESSAGE):
-        group.wait(group.irecv(piece, source), what)
+        group.wait(group.irecv(piece, source, what), what)
     return data.numpy().tobytes()
 
 
