@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import torch.distributed as dist
 
 from fullgraph.comm.meeting import MissingRanksError, attend, convene, notes
 from fullgraph.comm.rendezvous import loopback_store
+from tests.ranks import forked
 
 SIZE = 3
 SECONDS = 30.0
@@ -118,3 +121,23 @@ def test_the_missing_are_named_by_all_who_came(present: list[int]) -> None:
     missing = [rank for rank in range(SIZE) if rank not in present] if 0 in present else [0]
     assert [type(error) for error in errors] == [MissingRanksError] * len(present)
     assert [error.ranks for error in errors] == [missing] * len(present)
+
+
+def convene_and_end(port: int) -> None:
+    try:
+        convene(loopback_store(port, SIZE, timedelta(seconds=SECONDS)), SIZE, "", 1.0)
+    finally:
+        os._exit(0)
+
+
+def test_rank_0_says_who_is_missing_before_it_takes_the_store_with_it() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = forked(convene_and_end, port)
+    limit = timedelta(seconds=SECONDS)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    with pytest.raises(MissingRanksError) as caught:
+        attend(store, 1, SIZE, "", SECONDS)
+    assert caught.value.ranks == [2]
+    process.join(SECONDS)
