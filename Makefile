@@ -69,7 +69,7 @@ sanitize: setup
 	packages=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  PYTHONPATH="$(CURDIR)/$(SITE):$$packages" PYTHONDONTWRITEBYTECODE=1 \
-	  $(BIN)/python -S -m pytest -p no:cacheprovider tests/kernels $(NOT_SANITIZED)
+	  $(BIN)/python -S -m pytest --capture=sys -p no:cacheprovider tests/kernels $(NOT_SANITIZED)
 
 clean:
 	rm -rf $(VENV) build demo runs .pytest_cache .mypy_cache .ruff_cache

@@ -29,7 +29,7 @@ from fullgraph.graph.parts import (
     NodeTypeMeta,
     RelationMeta,
 )
-from fullgraph.graph.plain_file import plain_file
+from fullgraph.graph.plain_file import parse_json, plain_file
 from fullgraph.graph.whole import SPLITS
 
 FORMAT = "fullgraph-partitioned"
@@ -133,10 +133,10 @@ def read_manifest(path: Path) -> tuple[GraphMeta, tuple[PartFile, ...]]:
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(plain_file(path).read_text(encoding="utf-8"))
+        content = parse_json(plain_file(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise GraphFolderError(f"{path} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise GraphFolderError(
             f"{path} is damaged: it is not JSON ({error}); restore it, or partition again"
         ) from error

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullgraph.graph.disk import WriteError, writing
-from fullgraph.graph.plain_file import plain_file
+from fullgraph.graph.plain_file import parse_json, plain_file
 from fullgraph.graph.replace import replacing
 
 if TYPE_CHECKING:
@@ -261,8 +261,8 @@ def _text(path: Path) -> str:
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         raise RunFolderError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise RunFolderError(f"{path} is damaged: it is not a JSON object")

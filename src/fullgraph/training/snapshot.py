@@ -29,7 +29,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from fullgraph.graph.disk import WriteError, why
-from fullgraph.graph.plain_file import plain_file
+from fullgraph.graph.plain_file import parse_json, plain_file
 from fullgraph.graph.replace import appearing
 
 FORMAT, VERSION = "fullgraph-checkpoint", 1
@@ -246,8 +246,8 @@ def _read_header(checkpoint: Path) -> dict[str, Any]:
     try:
         if checkpoint.is_symlink():
             raise OSError("its folder is a link; put the folder itself there")
-        content = json.loads(plain_file(path).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(plain_file(path).read_bytes())
+    except (OSError, ValueError) as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DamagedError(f"{path} is not of a checkpoint")
