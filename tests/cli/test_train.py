@@ -206,7 +206,8 @@ def test_a_worker_that_is_killed_is_named_and_takes_all_with_it(tmp_path: Path) 
         _end(process, processes)
     assert process.returncode == 1
     assert err.strip().startswith("fullgraph: error: worker 1 failed: it was ended by SIGKILL")
-    assert re.search(r"; waiting then: worker 0 \(.*(rank 1|ranks \[1\]|all-reduce) .*\)$", err.strip())
+    waiting = r"; waiting then: worker 0 \(.*(rank 1|ranks \[1\]|all-reduce) .*\)$"
+    assert re.search(waiting, err.strip())
     assert len(err.strip().splitlines()) == 1
     result = RunFolder(tmp_path / "run").result()
     assert result["status"] == "failed"
