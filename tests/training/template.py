@@ -5,21 +5,17 @@ For tests of what becomes of workers, not of how they start: `fork_workers(monke
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import sys
-from multiprocessing import forkserver
 
 import pytest
 
 from fullgraph.training import launch
-
-CONTEXT = mp.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["fullgraph.training.worker", "fullgraph.training.tasks"])
+from tests.ranks import forked
 
 
 def fork_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    forkserver.ensure_running()
+    forked(int).join()  # so that the process which they are forked from is there
     monkeypatch.setattr(launch, "_start", Forked)
 
 
@@ -27,8 +23,7 @@ class Forked:
     """In place of a `subprocess.Popen`."""
 
     def __init__(self, folder: str, environment: dict[str, str]) -> None:
-        self._process = CONTEXT.Process(target=_work, args=(folder, environment))
-        self._process.start()
+        self._process = forked(_work, folder, environment)
         assert self._process.pid is not None
         self.pid = self._process.pid
 
