@@ -37,7 +37,7 @@ Pieces = Tensor | Sequence[Tensor]
 
 def for_each_source(
     graph: DistributedGraph, x: Pieces, use: UseRows, *, layer: str | Call,
-    halo: Tensor | None = None, as_is: bool = False,
+    halo: Tensor | None = None, as_is: bool = False, answered: bool = False,
 ) -> Call:  # fmt: skip
     """Call `use(block, chunk, rows)` for every chunk of edges, `rows` being its sources' rows of x.
 
@@ -49,10 +49,12 @@ def for_each_source(
         layer: for the account; in a backward pass the `Call` of the forward pass.
         halo: [H, F] to keep the remote rows in; without it a received chunk is freed after use.
         as_is: x has more than numbers in it, so that it travels in no other dtype.
+        answered: the gradient is `fetch_and_send_back`, which cuts blocks finer; the same cuts then
+            serve both.
 
     Returns what the gradient of this call is to be given as its layer.
     """
-    rows = _Rows(graph, x)
+    rows = _Rows(graph, x, cut=2 if answered else 1)
     call = graph.stale.call(graph, layer)
     if call.remote == "fresh":
         _fetch(rows, use, call.layer, halo, as_is)
@@ -191,7 +193,7 @@ def fetch_and_send_back(
         halo: [H, F], the remote rows if they were kept; without it they are fetched again.
         as_is: as for `for_each_source`.
     """
-    rows = _Rows(graph, x)
+    rows = _Rows(graph, x, cut=2)  # answers are under way, too
     own = graph.edges.blocks[graph.group.rank]
     call = graph.stale.call(graph, layer)
     if halo is not None:
@@ -205,7 +207,8 @@ def fetch_and_send_back(
         )  # fmt: skip
         return
 
-    gradients = _Rows(graph, dx)
+    gradients = _Rows(graph, dx, cut=2)
+    gradients.share_buffers(rows)
 
     def take(message: Message, received: Tensor) -> Tensor:
         contribution = gradients.empty(message).zero_()
@@ -281,19 +284,21 @@ def _message_of(block: Block, chunk: Chunk) -> Message:
 class _Rows:
     """The rows of one tensor [n, F], or of its pieces, as the messages of a plan see them.
 
-    ``owned``: the columns that this rank works on. ``plan``: by default the graph's.
+    ``owned``: the columns that this rank works on. ``plan``: by default the graph's. ``cut``: into
+    how many parts a message of the usual size is cut.
     """
 
     def __init__(
-        self, graph: DistributedGraph, rows: Pieces, plan: ExchangePlan | None = None
+        self, graph: DistributedGraph, rows: Pieces, plan: ExchangePlan | None = None, cut: int = 1
     ) -> None:
         self.graph, self.plan = graph, plan or graph.plan
         self.pieces = [rows] if isinstance(rows, Tensor) else rows
         self.owned = self.pieces[graph.feature_slice]
         # The same on all ranks, whichever slice each works on.
         widest = max(piece.shape[1] for piece in self.pieces)
-        self.max_rows = graph.rows_of_message(self.owned.element_size() * widest)
+        self.max_rows = -(-graph.rows_of_message(self.owned.element_size() * widest) // cut)
         self._halo_offsets = self.plan.halo_offsets
+        self._buffers: list[Tensor] = []
 
     @property
     def form(self) -> tuple[int, int]:
@@ -307,17 +312,32 @@ class _Rows:
     def empty_for_owner(self) -> list[Tensor]:
         """[S, F] of every peer: what it contributes to the rows that it needs."""
         return [
-            self.empty_for_peer(Message(peer, 0, rows.numel()))
+            self.owned.new_empty(rows.numel(), self._of_peer(Message(peer, 0, 0)).shape[1])
             for peer, rows in enumerate(self.plan.send_rows)
         ]
 
+    def share_buffers(self, other: _Rows) -> None:
+        """Use those of other rows, where they are of the same kind."""
+        if (self.owned.dtype, self.owned.device) == (other.owned.dtype, other.owned.device):
+            self._buffers = other._buffers
+
     def empty(self, message: Message) -> Tensor:
-        shape = message.num_rows, self.owned.shape[1]
-        return kernels.in_huge_pages(self.owned.new_empty(shape))
+        return self._empty(message.num_rows, self.owned.shape[1])
 
     def empty_for_peer(self, message: Message) -> Tensor:
-        shape = message.num_rows, self._of_peer(message).shape[1]
-        return kernels.in_huge_pages(self.owned.new_empty(shape))
+        return self._empty(message.num_rows, self._of_peer(message).shape[1])
+
+    def _empty(self, num_rows: int, num_columns: int) -> Tensor:
+        """In the memory of an earlier message that nothing refers to any more, if there is one:
+        fresh pages take longer than what is done with them."""
+        numel = num_rows * num_columns
+        free = [i for i, buffer in enumerate(self._buffers) if _is_free(buffer)]
+        fit = next((i for i in free if self._buffers[i].numel() >= numel), None)
+        if fit is None:
+            self._buffers[:] = [b for i, b in enumerate(self._buffers) if i not in free]
+            self._buffers.append(kernels.in_huge_pages(self.owned.new_empty(numel)))
+            fit = -1
+        return self._buffers[fit][:numel].view(num_rows, num_columns)
 
     def to_send(self, message: Message) -> Tensor:
         owned = self._of_peer(message)
@@ -347,3 +367,9 @@ class _Rows:
 
     def _owned_rows(self, message: Message) -> Tensor:
         return self.plan.send_rows[message.peer][message.first_row : message.last_row]
+
+
+def _is_free(buffer: Tensor) -> bool:
+    """Whether nothing else refers to its memory: no view, and no message that is under way."""
+    storage = buffer.untyped_storage()  # which counts, too
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)
