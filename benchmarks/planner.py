@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from epoch import touch
 from workers import run_workers
 
-GRAPH = "planted:nodes=40000,edges=520000,features=100,classes=40"
+GRAPH = "planted:nodes=100000,edges=1300000,features=100,classes=40"
 WARM_UP = "planted:nodes=400,edges=2000,features=100,classes=40"
 RUNS = (
     "sage:destination:sequential:1,gat:destination:sequential:1,gcn:destination:sequential:2,"
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--graph", default=GRAPH)
     parser.add_argument("--runs", default=RUNS, help="MODEL:PLACEMENT:SCHEDULE:WORKERS, ...")
-    parser.add_argument("--epochs", type=int, default=7, help="measured, after one to warm up")
+    parser.add_argument("--epochs", type=int, default=5, help="measured, after one to warm up")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=160)
     parser.add_argument("--dropout", type=float, default=0.5)

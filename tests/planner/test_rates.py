@@ -11,40 +11,47 @@ from fullgraph.planner import rates as module
 from fullgraph.planner.rates import (
     ATTENTION,
     KERNELS,
+    MANY,
     NOMINAL,
+    Edges,
+    EdgeWork,
     Rates,
     Stopwatch,
     measure,
     on_threads,
 )
 
-QUICK = Stopwatch(threads=1, num_rows=2048, degree=4, repeat=1)
+QUICK = Stopwatch(threads=1, num_rows=2048, num_edges=8192, repeat=1)
 
 
 def test_every_rate_is_measured() -> None:
     rates = measure(QUICK)
-    assert min(rates.edge(kind, 40, 4) for kind in KERNELS) > 0
-    assert min(NOMINAL.edge(kind, 40, 4) for kind in KERNELS) > 0
+    for kind in KERNELS:
+        work = EdgeWork(kind, 40, 4, 2000, 3)
+        assert min(rates.edge(work), NOMINAL.edge(work)) > 0
     assert min(rates.flops, rates.stream, rates.fresh, rates.dropout, rates.call) > 0
     assert rates.gather > 0
 
 
-def test_a_kernel_is_measured_once_with_the_columns_and_heads_asked_for(
+def test_a_kernel_is_measured_once_for_blocks_of_about_the_size_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = []
 
-    def attention(offsets: object, cols: object, columns: int, heads: int) -> object:
-        made.append((columns, heads))
+    def attention(edges: Edges) -> object:
+        made.append((edges.work, edges.offsets.numel() - 1, int(edges.cols.max())))
         return lambda: None
 
     monkeypatch.setitem(module.KERNELS, ATTENTION, attention)
     rates = measure(QUICK)
     with torch.device("meta"):  # as in a dry run
-        seconds = {rates.edges(ATTENTION, count, 40, 4) / count for count in (1, 2, 4)}
-    rates.edge(ATTENTION, 40, 1)
-    assert len(seconds) == 1
-    assert made == [(40, 4), (40, 1)]
+        for rows in (1900, 2048, 2200):
+            rates.edges(7, EdgeWork(ATTENTION, 40, 4, rows, 7))
+    rates.edge(EdgeWork(ATTENTION, 40, 1, 10**9, 1000))
+    (work, num_ranges, last), (other, _, _) = made
+    assert (work, num_ranges) == (EdgeWork(ATTENTION, 40, 4, 2048, 8), 1024)
+    assert 2000 < last < 2048
+    assert other == EdgeWork(ATTENTION, 40, 1, MANY, 64)
 
 
 def test_other_workers_are_busy_while_the_clock_runs_and_gone_afterwards() -> None:
@@ -60,15 +67,14 @@ def test_given_rates_take_the_place_of_measured_ones() -> None:
     assert rates.flops == 1e12
     assert rates.gather == pytest.approx(2 * NOMINAL.gather)
     assert rates.stream == pytest.approx(2 * NOMINAL.stream)
-    assert rates.edges(ATTENTION, 5, 16, 4) == pytest.approx(
-        NOMINAL.edges(ATTENTION, 5, 16, 4) / 2
-    )  # fmt: skip
+    work = EdgeWork(ATTENTION, 16, 4)
+    assert rates.edges(5, work) == pytest.approx(NOMINAL.edges(5, work) / 2)
     assert NOMINAL.with_given(None, None) == NOMINAL
 
 
 def test_workers_that_take_turns_are_slower_by_their_number() -> None:
     def seconds(rates: Rates) -> list[float]:
-        edges = [rates.edges(kind, 7, 25, 1) for kind in KERNELS]
+        edges = [rates.edges(7, EdgeWork(kind, 25)) for kind in KERNELS]
         bytes_a_second = (rates.stream, rates.fresh, rates.dropout)
         return [*edges, 1 / rates.flops, *(1 / rate for rate in bytes_a_second), rates.call]
 

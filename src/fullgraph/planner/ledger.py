@@ -15,18 +15,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from fullgraph.kernels._memory import LARGE_BYTES
-from fullgraph.planner.rates import ATTENTION, ATTENTION_GRAD, DROPPED, DROPPED_GRAD, SUMS, Rates
+from fullgraph.planner.rates import (
+    ATTENTION,
+    ATTENTION_GRAD,
+    DROPPED,
+    DROPPED_GRAD,
+    SUMS,
+    EdgeWork,
+    Rates,
+)
 
 OWN = "fullgraph::"
-# By kernel: the rate, and which argument has the rows that it reads for each edge.
+# By kernel: the rate, and which argument has the rows that edges name.
 EDGE_KERNELS = {
     "spmm": (SUMS, "x"), "sddmm": (SUMS, "x"), "extremum": (SUMS, "x"),
-    "extremum_grad_source": (SUMS, "dx"), "extremum_grad_weight": (SUMS, "x"),
-    "gat": (ATTENTION, "value"), "gat_grad": (ATTENTION_GRAD, "value"),
+    "extremum_grad_source": (SUMS, "extremum"), "extremum_grad_weight": (SUMS, "x"),
+    "gat": (ATTENTION, "value"), "gat_grad": (ATTENTION_GRAD, "dout"),
     "gatv2": (ATTENTION, "source"), "gatv2_grad_target": (ATTENTION_GRAD, "source"),
-    "gatv2_grad_source": (ATTENTION_GRAD, "source"),
+    "gatv2_grad_source": (ATTENTION_GRAD, "dout"),
     "dot": (ATTENTION, "value"), "dot_grad_target": (ATTENTION_GRAD, "value"),
-    "dot_grad_source": (ATTENTION_GRAD, "value"),
+    "dot_grad_source": (ATTENTION_GRAD, "dout"),
 }  # fmt: skip
 WITH_DROPOUT = {ATTENTION: DROPPED, ATTENTION_GRAD: DROPPED_GRAD}
 DENSE = {"dense", "dense_weight_grad"}
@@ -118,8 +126,9 @@ class Ledger(TorchDispatchMode):
         if given.get("ids") is not None:
             kind = WITH_DROPOUT[kind]
         end, rows = given["end"], given[name]
-        edges = end.numel() * self._edges_of[_key(end)]
-        return self.rates.edges(kind, edges, rows.shape[-1], _heads(kernel, given))
+        degree = self._edges_of[_key(end)]
+        work = EdgeWork(kind, rows.shape[1], _heads(kernel, given), rows.shape[0], round(degree))
+        return self.rates.edges(end.numel() * degree, work)
 
 
 def _heads(kernel: str, given: dict[str, Any]) -> int:

@@ -1,10 +1,12 @@
 """How fast a machine is: the rates that an epoch is priced with, measured or given.
 
-Letters: n rows, E edges, F columns, H heads.
+Letters: n rows, F columns, H heads; R ranges of edges, of rows that are written, and S rows that
+edges name at random.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,11 +24,39 @@ from fullgraph import kernels
 from fullgraph.kernels import EdgeDropout
 
 Clock = Callable[[], float]
-EdgeSeconds = Callable[[str, int, int], float]  # kind, columns of float32, heads: of one edge
+
 SUMS, ATTENTION, ATTENTION_GRAD = "sums", "attention", "attention_grad"
 DROPPED, DROPPED_GRAD = "attention_with_dropout", "attention_grad_with_dropout"
 WIDE = 128  # columns, of what a machine is described by
+MANY = 1 << 18  # rows, which are in no cache
 FRESH = 4  # tensors at a time, as a layer needs some
+
+
+class EdgeWork(NamedTuple):
+    """A kernel over edges, by what the time of an edge depends on.
+
+    ``kind``: `SUMS`, `ATTENTION`, `ATTENTION_GRAD`, and with dropout of coefficients `DROPPED` and
+    `DROPPED_GRAD`. ``columns`` of a row, and ``heads``. ``rows``: S, of which as many stay in
+    caches as fit. ``degree``: edges of a range, as there is work for each range, too.
+    """
+
+    kind: str
+    columns: int
+    heads: int = 1
+    rows: int = MANY
+    degree: int = 16
+
+    def rounded(self) -> EdgeWork:
+        """To powers of two of rows and edges: there is a different number for every block."""
+        rows = min(max(_power_of_two(self.rows), 1 << 10), MANY)
+        return self._replace(rows=rows, degree=min(max(_power_of_two(self.degree), 1), 64))
+
+
+def _power_of_two(count: float) -> int:
+    return 1 << round(math.log2(max(count, 1)))
+
+
+EdgeSeconds = Callable[[EdgeWork], float]  # of one edge
 
 
 @dataclass(frozen=True)
@@ -34,9 +65,7 @@ class Rates:
 
     Attributes:
         flops: operations a second of a dense product in float32.
-        edge: seconds of a kernel for each edge, by its kind (`SUMS`, `ATTENTION`,
-            `ATTENTION_GRAD`, and with dropout of coefficients `DROPPED` and `DROPPED_GRAD`), the
-            columns of the rows that it reads, and heads.
+        edge: seconds of a kernel for each edge.
         stream: bytes a second, read and written, of what goes through rows one by one.
         fresh: bytes a second of memory that the system gives for a large tensor and clears.
         dropout: bytes a second of a mask.
@@ -52,9 +81,9 @@ class Rates:
     call: float = 1e-5
     slowed: float = 1.0
 
-    def edges(self, kind: str, count: float, columns: int, heads: int) -> float:
+    def edges(self, count: float, work: EdgeWork) -> float:
         """Seconds of a kernel over so many edges."""
-        return count * self.slowed * self.edge(kind, columns, heads)
+        return count * self.slowed * self.edge(work)
 
     def with_given(self, flops: float | None, gather: float | None) -> Rates:
         """With a rate of dense products, and one at which sums read rows (bytes a second); the
@@ -71,7 +100,7 @@ class Rates:
     @property
     def gather(self) -> float:
         """Bytes a second that sums read of rows, wide ones."""
-        return 4 * WIDE / self.edges(SUMS, 1, WIDE, 1)
+        return 4 * WIDE / self.edges(1, EdgeWork(SUMS, WIDE))
 
     def shared_by(self, workers: float) -> Rates:
         """Where so many workers take turns on what one of them was measured on."""
@@ -83,12 +112,12 @@ class Rates:
         )  # fmt: skip
 
 
-def _nominal_edge(kind: str, columns: int, heads: int) -> float:
+def _nominal_edge(work: EdgeWork) -> float:
     per_edge, bandwidth = {
         SUMS: (1e-9, 2e10), ATTENTION: (1e-8, 1.5e10), ATTENTION_GRAD: (2e-8, 8e9),
         DROPPED: (3e-8, 1.5e10), DROPPED_GRAD: (4e-8, 8e9),
-    }[kind]  # fmt: skip
-    return per_edge + 4 * columns / bandwidth
+    }[work.kind]  # fmt: skip
+    return per_edge + 4 * work.columns / bandwidth
 
 
 # A server core of 2020 with AVX2, for plans that measure nothing.
@@ -103,14 +132,15 @@ class Stopwatch:
         threads: of the worker; torch's own number unless given.
         others: workers that run at the same time on other cores of this machine, and slow down
             what reads much of memory.
-        num_rows, degree: of the graph, whose edges are random.
+        num_rows: of products and of what goes through rows one by one.
+        num_edges: which are random.
         repeat: the median of so many runs, after one to warm up, by `clock`.
     """
 
     threads: int = field(default_factory=torch.get_num_threads)
     others: int = 0
     num_rows: int = 1 << 16
-    degree: int = 16
+    num_edges: int = 1 << 19
     repeat: int = 3
     clock: Clock = time.perf_counter
 
@@ -128,18 +158,17 @@ class Stopwatch:
             times.append(self.clock() - start)
         return statistics.median(times)
 
-    def edges(self) -> tuple[Tensor, Tensor]:
-        """Offsets and sources."""
-        rng = torch.Generator().manual_seed(0)
-        size = (self.num_rows * self.degree,)
-        cols = torch.randint(self.num_rows, size, generator=rng, dtype=torch.int32, device="cpu")
-        return torch.arange(self.num_rows + 1, device="cpu") * self.degree, cols
+    def edges(self, work: EdgeWork) -> Edges:
+        rng, num_ranges = torch.Generator().manual_seed(0), self.num_edges // work.degree
+        size = (num_ranges * work.degree,)
+        cols = torch.randint(work.rows, size, generator=rng, dtype=torch.int32, device="cpu")
+        return Edges(torch.arange(num_ranges + 1, device="cpu") * work.degree, cols, work)
 
 
 def measure(stopwatch: Stopwatch | None = None) -> Rates:
     """Run the kernels of a worker on this machine. Those over edges are run when their rate is
-    first asked for, with the columns and heads of the model, which takes some tenths of a second
-    each."""
+    first asked for, with the columns and heads of the model and blocks of such a size, which takes
+    some tenths of a second each."""
     watch = Stopwatch() if stopwatch is None else stopwatch
     rows, weight = torch.randn(watch.num_rows, WIDE), torch.randn(WIDE, WIDE)
     ids, out, small = torch.arange(watch.num_rows), torch.empty_like(rows), torch.randn(8, 8)
@@ -154,11 +183,13 @@ def measure(stopwatch: Stopwatch | None = None) -> Rates:
     fresh = max(fresh / FRESH - fill, fresh / FRESH / 100)
 
     @cache
-    def edge(kind: str, columns: int, heads: int) -> float:
+    def of_rounded(work: EdgeWork) -> float:
         with _disable_current_modes():  # a dry run may be what asks
-            offsets, cols = watch.edges()
-            run = KERNELS[kind](offsets, cols, columns, heads)
-            return watch.seconds(run)[0] / cols.numel()
+            edges = watch.edges(work)
+            return watch.seconds(KERNELS[work.kind](edges))[0] / edges.cols.numel()
+
+    def edge(work: EdgeWork) -> float:
+        return of_rounded(work.rounded())
 
     return Rates(
         flops=2 * rows.numel() * WIDE / product, edge=edge, stream=2 * rows.nbytes / stream,
@@ -186,8 +217,7 @@ def _busy_others(count: int) -> Iterator[None]:
 
     def work() -> None:
         torch.set_num_threads(1)  # of this thread
-        watch = Stopwatch(threads=1)
-        sums = _sums(*watch.edges(), WIDE, 1)
+        sums = _sums(Stopwatch(threads=1).edges(EdgeWork(SUMS, WIDE)))
         while not done.is_set():
             sums()
 
@@ -205,49 +235,58 @@ def _busy_others(count: int) -> Iterator[None]:
 # ---- The kernels over edges ---------------------------------------------------------------------
 
 
-def _sums(offsets: Tensor, cols: Tensor, columns: int, heads: int) -> Callable[[], object]:
-    x = torch.randn(offsets.numel() - 1, columns, device="cpu")
-    out = torch.empty_like(x)
-    return lambda: kernels.spmm(offsets[:-1], offsets[1:], cols, x, out, accumulate=False)
+class Edges(NamedTuple):
+    """``offsets`` [R + 1] of ranges; ``cols``: which of S rows each edge names."""
+
+    offsets: Tensor
+    cols: Tensor
+    work: EdgeWork
+
+    @property
+    def given(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.offsets[:-1], self.offsets[1:], self.cols
+
+    def ranges(self, *columns: int) -> list[Tensor]:
+        """Rows that are written or read once, of so many columns each."""
+        return [torch.rand(self.offsets.numel() - 1, width, device="cpu") for width in columns]
+
+    def named(self, *columns: int) -> list[Tensor]:
+        """Rows that edges name."""
+        return [torch.rand(self.work.rows, width, device="cpu") for width in columns]
+
+    def dropout(self) -> EdgeDropout:
+        return EdgeDropout(torch.arange(self.cols.numel(), device="cpu"), 0.5, 0, 0, 0)
 
 
-def _attention(
-    offsets: Tensor, cols: Tensor, columns: int, heads: int, dropout: EdgeDropout | None = None
-) -> Callable[[], object]:
-    x, out = torch.randn(2, offsets.numel() - 1, columns, device="cpu")
-    logit, top, total = torch.randn(3, len(x), heads, device="cpu")
+def _sums(edges: Edges) -> Callable[[], object]:
+    (x,), (out,) = edges.named(edges.work.columns), edges.ranges(edges.work.columns)
+    return lambda: kernels.spmm(*edges.given, x, out, accumulate=False)
+
+
+def _attention(edges: Edges, dropout: EdgeDropout | None = None) -> Callable[[], object]:
+    columns, heads = edges.work.columns, edges.work.heads
+    x, source = edges.named(columns, heads)
+    out, target, top, total = edges.ranges(columns, heads, heads, heads)
     return lambda: kernels.gat(
-        offsets[:-1], offsets[1:], cols, x, logit, logit, out, top, total, slope=0.2,
-        dropout=dropout, accumulate=False,
+        *edges.given, x, source, target, out, top, total, slope=0.2, dropout=dropout,
+        accumulate=False,
     )  # fmt: skip
 
 
-def _gradient(
-    offsets: Tensor, cols: Tensor, columns: int, heads: int, dropout: EdgeDropout | None = None
-) -> Callable[[], object]:
-    x, dout, dx = torch.randn(3, offsets.numel() - 1, columns, device="cpu")
-    logit, dsource, dtarget = torch.randn(3, len(x), heads, device="cpu")
-    state = torch.rand(len(x), 4 * heads, device="cpu") + 1
-    index = None if dropout is None else torch.randperm(cols.numel(), device="cpu")
+def _gradient(edges: Edges, dropout: EdgeDropout | None = None) -> Callable[[], object]:
+    columns, heads = edges.work.columns, edges.work.heads
+    x, source, dx, dsource = edges.ranges(columns, heads, columns, heads)
+    state, dout, dtarget = edges.named(4 * heads, columns, heads)
+    state += 1  # sums of exponentials
+    index = None if dropout is None else torch.randperm(edges.cols.numel(), device="cpu")
     return lambda: kernels.gat_grad(
-        offsets[:-1], offsets[1:], cols, x, logit, state, dout, dx, dsource, dtarget, slope=0.2,
-        index=index, dropout=dropout,
+        *edges.given, x, source, state, dout, dx, dsource, dtarget, slope=0.2, index=index,
+        dropout=dropout,
     )  # fmt: skip
 
 
-Prepare = Callable[..., Callable[[], object]]  # offsets, sources, columns, heads: what is timed
-
-
-def _dropped(run: Prepare) -> Prepare:
-    def prepare(offsets: Tensor, cols: Tensor, columns: int, heads: int) -> Callable[[], object]:
-        ids = torch.arange(cols.numel(), device="cpu")
-        dropout = EdgeDropout(ids, 0.5, 0, 0, 0)
-        return run(offsets, cols, columns, heads, dropout=dropout)
-
-    return prepare
-
-
-KERNELS: dict[str, Prepare] = {
+KERNELS: dict[str, Callable[[Edges], Callable[[], object]]] = {
     SUMS: _sums, ATTENTION: _attention, ATTENTION_GRAD: _gradient,
-    DROPPED: _dropped(_attention), DROPPED_GRAD: _dropped(_gradient),
+    DROPPED: lambda edges: _attention(edges, edges.dropout()),
+    DROPPED_GRAD: lambda edges: _gradient(edges, edges.dropout()),
 }  # fmt: skip
