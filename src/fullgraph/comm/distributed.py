@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_BYTES = 64 << 20
 PIECE_BYTES = 4 << 20
 SMALL_MESSAGE_BYTES = 512 << 10
-MESSAGES_OF_A_RANK = 4  # that its rows travel in, or a few more, where they are many
+MESSAGES_OF_A_RANK = 8  # that its rows travel in, or a few more, where they are many
 PER_EDGE = (
     "in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type", "is_self_loop",
 )  # fmt: skip
@@ -712,7 +712,7 @@ class DistributedGraph:
     def rows_of_message(self, row_bytes: int) -> int:
         """How many rows of `row_bytes` a message may have, the same on all ranks.
 
-        A quarter of the rows of the rank that owns most: what is under way is then the same
+        An eighth of the rows of the rank that owns most: what is under way is then the same
         fraction of what a rank holds on any number of ranks, and so is what is kept for each
         message of where its edges are.
         """

@@ -37,7 +37,7 @@ Pieces = Tensor | Sequence[Tensor]
 
 def for_each_source(
     graph: DistributedGraph, x: Pieces, use: UseRows, *, layer: str | Call,
-    halo: Tensor | None = None, as_is: bool = False, answered: bool = False,
+    halo: Tensor | None = None, as_is: bool = False,
 ) -> Call:  # fmt: skip
     """Call `use(block, chunk, rows)` for every chunk of edges, `rows` being its sources' rows of x.
 
@@ -49,12 +49,10 @@ def for_each_source(
         layer: for the account; in a backward pass the `Call` of the forward pass.
         halo: [H, F] to keep the remote rows in; without it a received chunk is freed after use.
         as_is: x has more than numbers in it, so that it travels in no other dtype.
-        answered: the gradient is `fetch_and_send_back`, which cuts blocks finer; the same cuts then
-            serve both.
 
     Returns what the gradient of this call is to be given as its layer.
     """
-    rows = _Rows(graph, x, cut=2 if answered else 1)
+    rows = _Rows(graph, x)
     call = graph.stale.call(graph, layer)
     if call.remote == "fresh":
         _fetch(rows, use, call.layer, halo, as_is)
@@ -193,7 +191,7 @@ def fetch_and_send_back(
         halo: [H, F], the remote rows if they were kept; without it they are fetched again.
         as_is: as for `for_each_source`.
     """
-    rows = _Rows(graph, x, cut=2)  # answers are under way, too
+    rows = _Rows(graph, x)
     own = graph.edges.blocks[graph.group.rank]
     call = graph.stale.call(graph, layer)
     if halo is not None:
@@ -207,7 +205,7 @@ def fetch_and_send_back(
         )  # fmt: skip
         return
 
-    gradients = _Rows(graph, dx, cut=2)
+    gradients = _Rows(graph, dx)
     gradients.share_buffers(rows)
 
     def take(message: Message, received: Tensor) -> Tensor:
@@ -284,19 +282,20 @@ def _message_of(block: Block, chunk: Chunk) -> Message:
 class _Rows:
     """The rows of one tensor [n, F], or of its pieces, as the messages of a plan see them.
 
-    ``owned``: the columns that this rank works on. ``plan``: by default the graph's. ``cut``: into
-    how many parts a message of the usual size is cut.
+    ``owned``: the columns that this rank works on. ``plan``: by default the graph's.
+    The chunks of a block are the same in every pass: what is computed again is compared to the bit
+    with what it was, and a product of fewer rows may round otherwise.
     """
 
     def __init__(
-        self, graph: DistributedGraph, rows: Pieces, plan: ExchangePlan | None = None, cut: int = 1
+        self, graph: DistributedGraph, rows: Pieces, plan: ExchangePlan | None = None
     ) -> None:
         self.graph, self.plan = graph, plan or graph.plan
         self.pieces = [rows] if isinstance(rows, Tensor) else rows
         self.owned = self.pieces[graph.feature_slice]
         # The same on all ranks, whichever slice each works on.
         widest = max(piece.shape[1] for piece in self.pieces)
-        self.max_rows = -(-graph.rows_of_message(self.owned.element_size() * widest) // cut)
+        self.max_rows = graph.rows_of_message(self.owned.element_size() * widest)
         self._halo_offsets = self.plan.halo_offsets
         self._buffers: list[Tensor] = []
 
