@@ -928,8 +928,7 @@ CASES: list[LayerCase] = [
         i, o, 2, RELATIONS, 3, EDGE_DIM, 4, heads=2, concat=False, root_weight=False, bias=False),
         takes="node_type edge_type edge_attr"),
     _typed("HANConv", "one relation", 1, idle=("k_lin", ".q")),
-    _typed("HANConv", "three relations", 3,
-           idle=("convs.1.lin_dst.node__relation0",)),  # not in general, but here
+    _typed("HANConv", "three relations", 3),
     same_width("LGConv", "edge_weight", lambda w: pyg.LGConv(), takes="edge_weight"),
     same_width("LGConv", "normalize=False", lambda w: pyg.LGConv(normalize=False)),
     LayerCase("PointGNNConv", "max", _point_gnn, ("x", "pos")),

@@ -134,14 +134,14 @@ def test_load_opens_a_folder_with_any_number_of_ranks(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("owned", "most_bytes", "rows"),
     [
-        ((80_000, 160_000), 64 << 20, 40_000),  # a quarter of the larger
-        ((80_000, 79_000), 64 << 20, 20_000),
+        ((80_000, 160_000), 64 << 20, 20_000),  # an eighth of the larger
+        ((80_000, 79_000), 64 << 20, 10_000),
         ((80, 160), 64 << 20, 1024),  # small messages are not worth it
         ((80_000, 160_000), 512 * 7, 7),  # what was asked for
         ((80_000, 160_000), 1, 1),
     ],
 )
-def test_a_message_has_a_quarter_of_a_ranks_rows(
+def test_a_message_has_an_eighth_of_a_ranks_rows(
     owned: tuple[int, int], most_bytes: int, rows: int
 ) -> None:
     graph = DistributedGraph.build(named_parts("multigraph", 1, False), Group())
