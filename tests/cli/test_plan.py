@@ -52,6 +52,8 @@ def test_training_takes_the_placement_that_is_found_fastest(tmp_path: Path) -> N
     words = ("planted:nodes=200,edges=800,features=4,classes=3", "--workers", 2, "--epochs", 2)
     code, out, err = run("train", *words, "--placement", "auto", "--out", "run", cwd=tmp_path)
     assert (code, err) == (0, "")
-    (line,) = [line for line in out.splitlines() if " placement: " in line and "choosing" not in line]
+    (line,) = [
+        line for line in out.splitlines() if " placement: " in line and "choosing" not in line
+    ]
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert line.endswith(f" placement: {config['placement']}")

@@ -28,6 +28,7 @@ from fullgraph.ops.gradients import broadcast_parameters, sum_gradients
 from fullgraph.ops.reduce import cross_entropy
 from fullgraph.training.config import approximations
 from fullgraph.training.drift import DriftCheck
+from fullgraph.training.interrupts import stopping
 from fullgraph.training.memory import PeakMemory
 from fullgraph.training.metrics import METRICS
 from fullgraph.training.models import run_model
@@ -94,6 +95,7 @@ def fit(
                 kept.save_if(epoch.epoch % max(1, options.checkpoint_every) == 0)
         kept.save_if(True)
     except KeyboardInterrupt:
+        stopping()
         result.interrupted = True
         kept.save_alone()
     weights, result.tested = run.kept
