@@ -82,15 +82,19 @@ def cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> 
         return Cost(times * rows.nbytes, rows.nbytes + given["index"].nbytes, 0)
     if name in CHOOSES:
         return Cost(out.nbytes, out.nbytes + _bytes(args[1:]), 0)
-    flops = 0
-    if name.startswith(OWN) and kernel in DENSE_KERNELS:
-        flops = 2 * args[0].numel() * args[1].shape[1]
-    elif name in PRODUCTS:
-        a, b = [x for x in args if isinstance(x, Tensor)][-2:]
-        flops = 2 * a.numel() * b.shape[-1]
-    elif name == LINEAR:
-        flops = 2 * given["X"].numel() * given["W"].shape[0]
-    return Cost(0, _moved(name, given, written, out), flops)
+    return Cost(0, _moved(name, given, written, out), flops_of_product(func, args) or 0)
+
+
+def flops_of_product(func: Any, args: tuple[Any, ...]) -> int | None:
+    """Operations of a dense product; None where it is none."""
+    name: str = func._schema.name
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    if name.startswith(OWN) and name.removeprefix(OWN) in DENSE_KERNELS:
+        return 2 * tensors[0].numel() * tensors[1].shape[1]
+    if name in PRODUCTS:
+        a, b = tensors[-2:]
+        return 2 * a.numel() * b.shape[-1]
+    return 2 * tensors[0].numel() * tensors[1].shape[0] if name == LINEAR else None
 
 
 def allocated(given: Any, out: Any) -> int:

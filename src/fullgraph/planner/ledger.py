@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from fullgraph.kernels._memory import LARGE_BYTES
+from fullgraph.kernels.costs import ATTENTION as ATTENTIONS
+from fullgraph.kernels.costs import EDGE_KERNELS, OWN, flops_of_product
 from fullgraph.planner.rates import (
     ATTENTION,
     ATTENTION_GRAD,
@@ -25,22 +27,9 @@ from fullgraph.planner.rates import (
     Rates,
 )
 
-OWN = "fullgraph::"
-# By kernel: the rate, and which argument has the rows that edges name.
-EDGE_KERNELS = {
-    "spmm": (SUMS, "x"), "sddmm": (SUMS, "x"), "extremum": (SUMS, "x"),
-    "extremum_grad_source": (SUMS, "extremum"), "extremum_grad_weight": (SUMS, "x"),
-    "gat": (ATTENTION, "value"), "gat_grad": (ATTENTION_GRAD, "dout"),
-    "gatv2": (ATTENTION, "source"), "gatv2_grad_target": (ATTENTION_GRAD, "source"),
-    "gatv2_grad_source": (ATTENTION_GRAD, "dout"),
-    "dot": (ATTENTION, "value"), "dot_grad_target": (ATTENTION_GRAD, "value"),
-    "dot_grad_source": (ATTENTION_GRAD, "dout"),
-}  # fmt: skip
 WITH_DROPOUT = {ATTENTION: DROPPED, ATTENTION_GRAD: DROPPED_GRAD}
-DENSE = {"dense", "dense_weight_grad"}
 ROW_KERNELS = {"gather_rows", "scatter_add_rows"}  # move the rows of their third argument
 NOTHING = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
-PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm"}
 
 
 class Ledger(TorchDispatchMode):
@@ -100,13 +89,11 @@ class Ledger(TorchDispatchMode):
 
     def _price(self, func: Any, args: Any, out: Any) -> float:
         name, rates = func._schema.name, self.rates
-        if name in PRODUCTS:
-            a, b = [x for x in args if isinstance(x, Tensor)][-2:]
-            return rates.call + 2 * a.numel() * b.shape[-1] / rates.flops
+        flops = flops_of_product(func, args)
+        if flops is not None:
+            return rates.call + flops / rates.flops
         if name.startswith(OWN):
             kernel = name.removeprefix(OWN)
-            if kernel in DENSE:
-                return rates.call + 2 * args[0].numel() * args[1].shape[1] / rates.flops
             if kernel in EDGE_KERNELS:
                 names = [argument.name for argument in func._schema.arguments]
                 return rates.call + self._edge_price(kernel, dict(zip(names, args)))
@@ -122,10 +109,12 @@ class Ledger(TorchDispatchMode):
         return rates.call + moved / rates.stream
 
     def _edge_price(self, kernel: str, given: dict[str, Any]) -> float:
-        kind, name = EDGE_KERNELS[kernel]
+        kind = SUMS
+        if kernel.startswith(ATTENTIONS):
+            kind = ATTENTION_GRAD if "_grad" in kernel else ATTENTION
         if given.get("ids") is not None:
             kind = WITH_DROPOUT[kind]
-        end, rows = given["end"], given[name]
+        end, rows = given["end"], given[EDGE_KERNELS[kernel][0][0]]  # which edges name
         degree = self._edges_of[_key(end)]
         work = EdgeWork(kind, rows.shape[1], _heads(kernel, given), rows.shape[0], round(degree))
         return self.rates.edges(end.numel() * degree, work)
