@@ -67,6 +67,8 @@ def test_given_rates_take_the_place_of_measured_ones() -> None:
     assert rates.flops == 1e12
     assert rates.gather == pytest.approx(2 * NOMINAL.gather)
     assert rates.stream == pytest.approx(2 * NOMINAL.stream)
+    assert rates.fresh == pytest.approx(2 * NOMINAL.fresh)
+    assert rates.dropout == pytest.approx(2 * NOMINAL.dropout)
     work = EdgeWork(ATTENTION, 16, 4)
     assert rates.edges(5, work) == pytest.approx(NOMINAL.edges(5, work) / 2)
     assert NOMINAL.with_given(None, None) == NOMINAL
