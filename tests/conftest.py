@@ -1,5 +1,5 @@
-"""Tests run on one thread; what one says with `record_property` is printed at the end, also where
-it passes."""
+"""Tests run on one thread, with new memory poisoned. What one says with `record_property` is
+printed at the end, also where it passes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tests.poison import poison_new_memory
+
+poison_new_memory()
 
 
 @pytest.fixture(autouse=True)

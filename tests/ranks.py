@@ -114,7 +114,10 @@ def _serve(pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
 
+    from tests.poison import poison_new_memory
+
     torch.set_num_threads(1)
+    poison_new_memory()
     while True:
         try:
             task = pipe.recv()

@@ -36,9 +36,9 @@ from fullgraph.kernels._edges import (
     spmm,
 )
 from fullgraph.kernels._groups import group_by
-from fullgraph.kernels._memory import in_huge_pages
 from fullgraph.kernels._neighbours import ldg, neighbours
 from fullgraph.kernels._ops import available_isas, isa, max_threads
+from fullgraph.kernels._pool import new_empty, new_zeros, release_memory
 from fullgraph.kernels._rows import dropout, gather_rows, scatter_add_rows
 
 __all__ = [
@@ -63,12 +63,14 @@ __all__ = [
     "gatv2_grad_target",
     "group_by",
     "head_dots",
-    "in_huge_pages",
     "isa",
     "ldg",
     "libra",
     "max_threads",
     "neighbours",
+    "new_empty",
+    "new_zeros",
+    "release_memory",
     "scatter_add_rows",
     "sddmm",
     "spmm",

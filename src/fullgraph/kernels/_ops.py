@@ -6,11 +6,12 @@ Arguments are positional, in the order of `reference`, and have been checked by 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from fullgraph.kernels import reference, reference_attention
 from fullgraph.kernels._runtime import load_native
@@ -65,6 +66,28 @@ def _dropout_on_cpu(
     scale = 1 / (1 - p) if p < 1 else 0.0
     native.dropout(x, ids, out, int(p * 2**32), scale, seed % 2**64, step, layer)
 
+
+# What DLPack calls a number: its kind and its bits.
+_DLPACK = {
+    torch.float64: (2, 64), torch.float32: (2, 32), torch.bfloat16: (4, 16),
+    torch.int64: (0, 64), torch.int32: (0, 32), torch.uint8: (1, 8),
+}  # fmt: skip
+
+
+def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A new tensor on the device of another one."""
+    return like.new_empty(shape, dtype=dtype)
+
+
+def _empty_on_cpu(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    if dtype not in _DLPACK:
+        return empty(like, shape, dtype)
+    return from_dlpack(native.pooled(list(shape), *_DLPACK[dtype]))
+
+
+new_empty = torch.library.custom_op("fullgraph::empty", empty, mutates_args=())
+new_empty.register_kernel("cpu")(_empty_on_cpu)
+new_empty.register_fake(empty)
 
 spmm = _register(reference.spmm, native.spmm, "out")
 sddmm = _register(reference.sddmm, native.sddmm, "out")

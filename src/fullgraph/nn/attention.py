@@ -28,6 +28,7 @@ from fullgraph.nn.rows import RowFunctions, of_rows, with_rows
 from fullgraph.ops.attention import dot_attention, gat_attention_of_rows, gatv2_attention
 from fullgraph.ops.dropout import DropoutKey
 from fullgraph.ops.edge_list import EdgeList
+from fullgraph.ops.pointwise import fork, plus_bias
 from fullgraph.ops.products import linear
 from fullgraph.ops.targets import to_targets
 
@@ -124,6 +125,8 @@ class GATConv(_Attention, pyg.GATConv):
         edge_logit = None
         if edge_attr is not None and self.lin_edge is not None:
             edge_logit = F.linear(edge_attr, self._fold(self.lin_edge, self.att_edge))
+        if source is target:
+            source, target = fork(source)
         source_fold = self._fold(lin_source, self.att_src)
         target_fold = self._fold(lin_target, self.att_dst)
         # A source's values and logits in one product, one row, and one gradient of x.
@@ -136,7 +139,7 @@ class GATConv(_Attention, pyg.GATConv):
             )  # fmt: skip
         if self.res is not None:
             out = out + project(self.res, target)
-        return out if self.bias is None else out + self.bias
+        return plus_bias(out, self.bias)
 
     def _fold(self, lin: Any, att: Tensor) -> Tensor:
         """[H, F]: <att, W x> of each head as a product with x, so that nothing of size [n, H, C] is
@@ -168,7 +171,7 @@ class GATv2Conv(_Attention, pyg.GATv2Conv):
         )  # fmt: skip
         if self.res is not None:
             out = out + project(self.res, target)
-        return out if self.bias is None else out + self.bias
+        return plus_bias(out, self.bias)
 
 
 class TransformerConv(_Attention, pyg.TransformerConv):

@@ -25,6 +25,7 @@ from fullgraph.nn.normalize import Normalized, gcn_normalized
 from fullgraph.nn.rows import of_rows, outside_rows
 from fullgraph.nn.typed import TYPED
 from fullgraph.ops.aggregate import aggregate
+from fullgraph.ops.pointwise import fork
 from fullgraph.ops.products import add_product, linear, two_products
 
 SUPPORTED_AGGREGATIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
@@ -85,6 +86,8 @@ class _Linear(Generic):
         has_plain_root = root is not None and is_plain(root_lin) and root_lin.bias is None
         linear_in_rows = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
         if not (linear_in_rows and narrows(lin)) or graph.is_static(x):
+            if root is x:
+                x, root = fork(x)
             out = project(lin, self._aggregated(graph, x, weight))
             # In place: what a plain layer gives is its own, and nobody keeps it.
             if root is not None and has_plain_root and is_plain(lin):
@@ -96,10 +99,10 @@ class _Linear(Generic):
         else:
             x = linear(x, lin.weight)
         out = self._aggregated(graph, x, weight)
-        out = out if lin.bias is None else out + lin.bias
+        out = out if lin.bias is None else out.add_(lin.bias)  # in place: nobody else has it
         if root is None:
             return out
-        return out + (project(root_lin, root) if of_root is None else of_root)
+        return out.add_(project(root_lin, root) if of_root is None else of_root)
 
 
 class SAGEConv(_Linear, pyg.SAGEConv):

@@ -21,6 +21,7 @@ from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.hetero import DistributedHeteroGraph, OwnedNodes
 from fullgraph.comm.seeds import SeedGraphs
 from fullgraph.nn.edge_index import EdgeIndex, NodeIndex
+from fullgraph.ops import pointwise
 from fullgraph.ops.batch_norm import batch_norm
 from fullgraph.ops.dropout import DropoutKey, dropout
 from fullgraph.ops.edge_list import list_of_size
@@ -297,6 +298,13 @@ class RowFunctions(TorchFunctionMode):
                                            for k, v in kwargs.items()})  # fmt: skip
         if func is drop_edges:
             return self._drop_edges(*args)
+        if (
+            func in _RELU
+            and len(args) == 1
+            and not kwargs.get("inplace")
+            and pointwise.suits(args[0])
+        ):
+            return pointwise.relu(args[0])
         if func is F.batch_norm:
             return self._batch_norm(*args, **kwargs)
         if func is F.layer_norm and self._has_node_rows(args[0]):
@@ -419,6 +427,8 @@ class RowFunctions(TorchFunctionMode):
             and not (x.dim() > 2 and x.shape[1] == self.graph.num_owned)
         )
 
+
+_RELU = {F.relu, torch.relu, Tensor.relu}
 
 _EXTREMA = {
     torch.max: True, torch.amax: True, Tensor.max: True, Tensor.amax: True,

@@ -18,6 +18,7 @@ from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.ops.extremum import extremum
 from fullgraph.ops.halo import fetch_and_send_back, for_each_source, new_halo, send_to_sources
+from fullgraph.ops.pointwise import scale_rows_
 from fullgraph.ops.slices import Slices
 from fullgraph.ops.targets import fetch_targets, sum_to_owners
 
@@ -51,7 +52,7 @@ class _Sum(torch.autograd.Function):
         if ctx.needs_input_grad[1] and not graph.schedule.remat:
             halo = new_halo(graph, pieces)
         shape = (graph.num_targets, slices.widths[graph.feature_slice])
-        partial = torch.empty(shape, dtype=_wide(x.dtype), device=x.device)
+        partial = kernels.new_empty(x, *shape, dtype=_wide(x.dtype))
         own = graph.edges.blocks[graph.group.rank]
 
         def use(block: Block, chunk: Chunk, rows: Tensor) -> None:
@@ -74,7 +75,7 @@ class _Sum(torch.autograd.Function):
         graph: DistributedGraph = ctx.graph
         slices = Slices.even(graph, grad.shape[1])
         grad = fetch_targets(graph, slices.of(grad), layer=ctx.call, direction="backward")
-        sums = [grad.new_zeros(graph.num_sources, width) for width in slices.widths]
+        sums = [kernels.new_zeros(grad, graph.num_sources, width) for width in slices.widths]
         dw = None if x is None else torch.zeros_like(weight)
 
         def fill(block: Block, chunk: Chunk, rows: Tensor) -> None:
@@ -155,7 +156,7 @@ def _reduced(
     out = _Sum.apply(x, weight, source_scale, graph, layer)
     if target_scale is not None:
         # Not in the sum's own backward pass, where two gradients of z would be held beside dX.
-        out = out.mul_(target_scale.to(out.dtype).unsqueeze(1))
+        out = scale_rows_(out, target_scale)
     return out.to(x.dtype)
 
 

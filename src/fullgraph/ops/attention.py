@@ -228,7 +228,7 @@ class _Gat(torch.autograd.Function):
         wide_edge_logit = None if edge_logit is None else share.of(edge_logit.to(dtype), 1)
         sources = _Sources.side_by_side(share, all_rows, widths)
         grads = _Sources.zeros_side_by_side(share, all_rows, widths, dtype)
-        dtarget_logit = top.new_zeros(graph.num_targets, share.count)
+        dtarget_logit = kernels.new_zeros(top, graph.num_targets, share.count)
         dedge_logit = None
         if wide_edge_logit is not None and ctx.needs_input_grad[2]:
             dedge_logit = torch.zeros_like(wide_edge_logit)
@@ -331,7 +331,7 @@ class _Scored(torch.autograd.Function):
         dout = _rows(grad).to(dtype)
         dout, state = share.gradient_to_targets(dout, _state(dout, out, top, total))
         wide_targets = share.targets_of(targets, dtype, "backward")
-        dtargets = [torch.zeros_like(x) for x in wide_targets]
+        dtargets = [kernels.new_zeros(x, *x.shape) for x in wide_targets]
         weight = share.weight_of(all_weight)
         sources = _Sources.of(share, own)
         grads = _Sources.zeros(share, own, dtype)
@@ -378,8 +378,8 @@ class _Softmax(NamedTuple):
     def empty(share: _Heads, like: Tensor, dtype: torch.dtype) -> _Softmax:
         """For the heads of this rank and all targets; not initialised."""
         widths = (share.count * share.channels, share.count, share.count)
-        empty = (like.new_empty(share.graph.num_targets, w, dtype=dtype) for w in widths)
-        return _Softmax(*map(kernels.in_huge_pages, empty))
+        n = share.graph.num_targets
+        return _Softmax(*(kernels.new_empty(like, n, width, dtype=dtype) for width in widths))
 
     def clear(self) -> None:
         """No edges so far."""
@@ -409,7 +409,7 @@ def _state(
 ) -> Tensor:
     """What a gradient needs of a target, side by side: [n, 3 H], or [n, 4 H] with target_logit."""
     n, heads = top.shape
-    state = top.new_empty(n, 3 if target_logit is None else 4, heads)
+    state = kernels.new_empty(top, n, 3 if target_logit is None else 4, heads)
     state[:, 0] = top
     state[:, 1] = total.reciprocal().masked_fill_(total == 0, 0)
     kernels.head_dots(dout, out.view(dout.shape), state[:, 2])
@@ -450,7 +450,7 @@ class _Heads:
         """A piece of this rank with zeros for the heads of others."""
         if self.graph.placement.feats == 1:
             return piece
-        whole = piece.new_zeros(piece.shape[0], self.heads * columns)
+        whole = kernels.new_zeros(piece, piece.shape[0], self.heads * columns)
         first = self.first * columns
         whole[:, first : first + piece.shape[1]] = piece
         return whole
@@ -514,7 +514,7 @@ class _Heads:
         slices = self.slices(*columns)
         softmaxes = []
         for width in self.slices(1).widths:
-            like = (mine.out.new_zeros(n, width * c) for c in columns)
+            like = (kernels.new_zeros(mine.out, n, width * c) for c in columns)
             softmaxes.append(_Softmax(*like))
             softmaxes[-1].clear()
         softmaxes[graph.feature_slice] = _Softmax(*(x[:n].clone() for x in mine))
@@ -568,7 +568,7 @@ class _Sources:
     def zeros(share: _Heads, like: Sequence[Tensor], dtype: torch.dtype) -> _Sources:
         """Of the same shapes; here `own` are columns of `rows`, where that exists."""
         if share.graph.group.size == 1:
-            parts = [torch.zeros_like(x, dtype=dtype) for x in like]
+            parts = [kernels.new_zeros(x, *x.shape, dtype=dtype) for x in like]
             return _Sources.of(share, parts)
         columns = [share.channels] * len(like)
         return _Sources.zeros_side_by_side(share, like[0], columns, dtype)
@@ -579,7 +579,7 @@ class _Sources:
     ) -> _Sources:
         graph, m = share.graph, like.shape[0]
         pieces = [
-            kernels.in_huge_pages(like.new_empty(m, width, dtype=dtype)).zero_()
+            kernels.new_zeros(like, m, width, dtype=dtype)
             for width in share.slices(*columns).widths
         ]
         own = pieces[graph.feature_slice].split([share.count * c for c in columns], 1)

@@ -56,6 +56,6 @@ def dropout(x: Tensor, ids: Tensor, p: float, key: DropoutKey) -> Tensor:
 
 def _masked(x: Tensor, ids: Tensor, p: float, key: DropoutKey) -> Tensor:
     rows = x.contiguous().view(x.shape[0], -1) if x.numel() else x.reshape(x.shape[0], 0)
-    out = torch.empty_like(rows)
+    out = kernels.new_empty(rows, *rows.shape)
     kernels.dropout(rows, ids, out, p=p, seed=key.seed, step=key.step, layer=key.layer)
     return out.view(x.shape)

@@ -79,7 +79,7 @@ class _Extremum(torch.autograd.Function):
             )
             for name, rows in [("share", grad.to(out.dtype) / (count + (out == 0))), ("best", out)]
         )
-        sums = [out.new_zeros(x.shape[0], width) for width in slices.widths]
+        sums = [kernels.new_zeros(out, x.shape[0], width) for width in slices.widths]
         dw = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
 
         def use(block: Block, chunk: Chunk, source: Tensor, rows: Tensor) -> None:
@@ -113,8 +113,8 @@ def merge_extrema(
         return [partial], [ties]
     ties = ties.masked_fill(partial.isnan(), 1)  # as the kernel has it
     n, mine = graph.num_owned, graph.feature_slice
-    best = [partial.new_zeros(n, width) for width in widths]
-    count = [ties.new_zeros(n, width) for width in widths]
+    best = [kernels.new_zeros(partial, n, width) for width in widths]
+    count = [kernels.new_zeros(ties, n, width) for width in widths]
     best[mine], count[mine] = partial[:n].clone(), ties[:n].clone()
 
     def take(rows: Tensor, values: Tensor, k: int) -> None:

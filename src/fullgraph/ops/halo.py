@@ -206,7 +206,6 @@ def fetch_and_send_back(
         return
 
     gradients = _Rows(graph, dx)
-    gradients.share_buffers(rows)
 
     def take(message: Message, received: Tensor) -> Tensor:
         contribution = gradients.empty(message).zero_()
@@ -297,7 +296,6 @@ class _Rows:
         widest = max(piece.shape[1] for piece in self.pieces)
         self.max_rows = graph.rows_of_message(self.owned.element_size() * widest)
         self._halo_offsets = self.plan.halo_offsets
-        self._buffers: list[Tensor] = []
 
     @property
     def form(self) -> tuple[int, int]:
@@ -306,37 +304,21 @@ class _Rows:
 
     def new_halo(self) -> Tensor:
         """[H, F], empty."""
-        return self.owned.new_empty(self._halo_offsets[-1], self.owned.shape[1])
+        return kernels.new_empty(self.owned, self._halo_offsets[-1], self.owned.shape[1])
 
     def empty_for_owner(self) -> list[Tensor]:
         """[S, F] of every peer: what it contributes to the rows that it needs."""
         return [
-            self.owned.new_empty(rows.numel(), self._of_peer(Message(peer, 0, 0)).shape[1])
+            kernels.new_empty(self.owned, rows.numel(), self._of_peer(Message(peer, 0, 0)).shape[1])
             for peer, rows in enumerate(self.plan.send_rows)
         ]
 
-    def share_buffers(self, other: _Rows) -> None:
-        """Use those of other rows, where they are of the same kind."""
-        if (self.owned.dtype, self.owned.device) == (other.owned.dtype, other.owned.device):
-            self._buffers = other._buffers
-
     def empty(self, message: Message) -> Tensor:
-        return self._empty(message.num_rows, self.owned.shape[1])
+        return kernels.new_empty(self.owned, message.num_rows, self.owned.shape[1])
 
     def empty_for_peer(self, message: Message) -> Tensor:
-        return self._empty(message.num_rows, self._of_peer(message).shape[1])
-
-    def _empty(self, num_rows: int, num_columns: int) -> Tensor:
-        """In the memory of an earlier message that nothing refers to any more, if there is one:
-        fresh pages take longer than what is done with them."""
-        numel = num_rows * num_columns
-        free = [i for i, buffer in enumerate(self._buffers) if _is_free(buffer)]
-        fit = next((i for i in free if self._buffers[i].numel() >= numel), None)
-        if fit is None:
-            self._buffers[:] = [b for i, b in enumerate(self._buffers) if i not in free]
-            self._buffers.append(kernels.in_huge_pages(self.owned.new_empty(numel)))
-            fit = -1
-        return self._buffers[fit][:numel].view(num_rows, num_columns)
+        num_columns = self._of_peer(message).shape[1]
+        return kernels.new_empty(self.owned, message.num_rows, num_columns)
 
     def to_send(self, message: Message) -> Tensor:
         owned = self._of_peer(message)
@@ -366,9 +348,3 @@ class _Rows:
 
     def _owned_rows(self, message: Message) -> Tensor:
         return self.plan.send_rows[message.peer][message.first_row : message.last_row]
-
-
-def _is_free(buffer: Tensor) -> bool:
-    """Whether nothing else refers to its memory: no view, and no message that is under way."""
-    storage = buffer.untyped_storage()  # which counts, too
-    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullgraph import kernels
+from fullgraph.ops.pointwise import casts
 
 LARGEST_WEIGHTS = 1 << 17  # numbers; larger ones leave the cache, and torch's library is for them
 
@@ -108,7 +109,7 @@ def add_product(out: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    out = kernels.in_huge_pages(x.new_empty(x.shape[0], w.shape[1]))
+    out = kernels.new_empty(x, x.shape[0], w.shape[1])
     kernels.dense(x, w, out, bias=bias)
     return out
 
@@ -122,14 +123,12 @@ def _weight_grad(dy: Tensor, x: Tensor) -> Tensor:
 def _suit(x: Tensor, weights: list[Tensor], other: Tensor | None = None) -> bool:
     """Whether the kernel takes them, and they are not better left to torch: rows on a GPU (a dry
     run, on "meta", is of a run on CPUs), large weights, mixed dtypes, as autocast makes them."""
-    device = x.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return (
         type(x) in (Tensor, torch.nn.Parameter)
         and x.dim() == 2
-        and device in ("cpu", "meta")
+        and x.device.type in ("cpu", "meta")
         and x.dtype in kernels.DENSE_DTYPES
-        and not autocast
+        and not casts(x)
         and all(y.dtype == x.dtype and y.device == x.device for y in weights)
         and (other is None or other.dtype == x.dtype)
         and max(w.numel() for w in weights) <= LARGEST_WEIGHTS

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fullgraph.comm.group import Group
+from fullgraph.ops.class_loss import cross_entropy_of_rows
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -159,10 +159,9 @@ def cross_entropy(
     if y.dim() != 1 or y.is_floating_point():
         raise ValueError(f"y must be classes of shape [n], got {y.dtype} {tuple(y.shape)}")
     mask = y >= 0 if mask is None else _row_mask(mask, y.shape[0]) & (y >= 0)
-    out, y = out[mask], y[mask]
-    total = F.cross_entropy(
-        out, y, weight=weight, label_smoothing=label_smoothing, reduction="sum"
-    )  # fmt: skip
+    rows = mask.nonzero().squeeze(1)
+    y = y[rows]
+    total = cross_entropy_of_rows(out, rows, y, weight, label_smoothing)
     count = torch.tensor(y.numel()) if weight is None else weight[y].sum().detach()
     return _GlobalMean.apply(total, count, Group.of(group), "the loss")
 

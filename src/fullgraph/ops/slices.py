@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from fullgraph import kernels
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.placement import slice_offsets
 
@@ -65,7 +66,7 @@ class Slices:
         """[n, F] from pieces [n, F_k]; the inverse of `of`."""
         if len(self.ranges) == 1:
             return pieces[0]
-        out = pieces[0].new_empty(pieces[0].shape[0], sum(self.widths))
+        out = kernels.new_empty(pieces[0], pieces[0].shape[0], sum(self.widths))
         for piece, of_slice in zip(pieces, self.ranges):
             at = 0
             for first, end in of_slice:

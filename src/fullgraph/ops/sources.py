@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullgraph import kernels
 from fullgraph.comm.stale import Call
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.ops.edge_list import EdgeList
@@ -40,7 +41,7 @@ def _scatter(
 ) -> tuple[Tensor, Call]:
     """[m, F], summed from [E, F]."""
     graph = edges.graph
-    out = values.new_zeros(graph.num_sources, values.shape[1])
+    out = kernels.new_zeros(values, graph.num_sources, values.shape[1])
     limit = max(MIN_EDGES, graph.rows_of_piece(values.element_size() * values.shape[1]))
 
     def fill(block: Block, chunk: Chunk, sources: Tensor) -> None:

@@ -51,7 +51,7 @@ def fetch_targets(
     if graph.targets is None:
         return mine
     call, plan = graph.stale.call(graph, layer), graph.targets.plan
-    out = mine.new_empty(graph.num_targets, mine.shape[1])
+    out = kernels.new_empty(mine, graph.num_targets, mine.shape[1])
     out[: graph.num_owned] = mine
     foreign = out[graph.num_owned :].split(list(plan.num_needed))
     if call.remote == "none":
@@ -79,7 +79,7 @@ def _fetch(
 ) -> None:  # fmt: skip
     def make(message: Message) -> Tensor:
         piece = pieces[_slice_of(graph, message, sliced)]
-        packed = piece.new_empty(message.num_rows, piece.shape[1])
+        packed = kernels.new_empty(piece, message.num_rows, piece.shape[1])
         chosen = plan.send_rows[message.peer][message.first_row : message.last_row]
         kernels.gather_rows(piece, chosen, packed)
         return packed
@@ -151,8 +151,8 @@ def _return(
     exchange(
         graph, call.layer, direction, as_is,
         make=lambda message: leaving[message.peer][message.first_row : message.last_row],
-        allot=lambda message: some.new_empty(
-            message.num_rows, widths[_slice_of(graph, message, sliced)]
+        allot=lambda message: kernels.new_empty(
+            some, message.num_rows, widths[_slice_of(graph, message, sliced)]
         ),
         take=take, meanwhile=lambda: None,
     ).run(
@@ -176,7 +176,7 @@ def sum_to_owners(
     n, mine = graph.num_owned, graph.feature_slice if sliced else 0
     # A copy, not a view that keeps the rows of other ranks.
     pieces = [
-        partial[:n].clone() if k == mine else partial.new_zeros(n, width)
+        partial[:n].clone() if k == mine else kernels.new_zeros(partial, n, width)
         for k, width in enumerate(widths)
     ]
 

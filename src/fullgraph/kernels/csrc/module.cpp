@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -14,11 +15,13 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "group_by.h"
 #include "ldg.h"
 #include "libra.h"
+#include "pool.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -225,11 +228,6 @@ CoefficientDropout drop_of(const Maybe<Ids>& ids, uint64_t threshold, double sca
             first_head};
 }
 
-template <typename T>
-std::unique_ptr<T[]> scratch(int64_t size) {  // not initialised
-    return std::unique_ptr<T[]>(new T[size]);
-}
-
 template <typename X, typename T>
 void bind_attention_kernels(nb::module_& m) {
     m.def(
@@ -262,7 +260,7 @@ void bind_attention_kernels(nb::module_& m) {
            Maybe<Matrix<T>> dedge_logit) {
             nb::gil_scoped_release release;
             const EdgesBySource edges = by_source(begin, end, cols, std::nullopt, index);
-            const auto parts = scratch<T>(declared::num_parts(edges.ranges, dout.shape(0)) *
+            const Scratch<T> parts(declared::num_parts(edges.ranges, dout.shape(0)) *
                                           int64_t(dtarget_logit.size()));
             kernels.attention<X>().gat_grad(
                 edges, heads_of(dout, dtarget_logit), rows_of(value), rows_of(source_logit),
@@ -303,7 +301,7 @@ void bind_attention_kernels(nb::module_& m) {
            Maybe<Ids> ids, uint64_t threshold, double scale, uint64_t seed, uint32_t step,
            uint32_t layer, Matrix<T> dtarget, Matrix<T> datt, Maybe<Matrix<T>> dedge) {
             nb::gil_scoped_release release;
-            const auto parts = scratch<T>(kParts * int64_t(att.size()));
+            const Scratch<T> parts(kParts * int64_t(att.size()));
             kernels.attention<X>().gatv2_grad_target(
                 ranges(begin, end, cols, rows, col_offset), heads_of_att(att), rows_of(source),
                 target.data(), att.data(), data_of(edge), targets_of<T>(state, dout), slope,
@@ -523,6 +521,43 @@ void bind_gather_rows(nb::module_& m) {
         "x"_a.noconvert(), "index"_a.noconvert(), "out"_a.noconvert());
 }
 
+// DLPack's DLManagedTensor, with memory of the pool. Whoever has it frees it without Python.
+struct Pooled {
+    nb::dlpack::dltensor tensor;
+    void* context = nullptr;
+    void (*deleter)(Pooled*) = [](Pooled* self) {
+        pool().give(static_cast<char*>(self->tensor.data), self->bytes);
+        delete self;
+    };
+    size_t bytes = 0;
+    std::vector<int64_t> shape;
+};
+
+// A DLPack capsule of a new array, with any contents.
+nb::object pooled(std::vector<int64_t> shape, int code, int bits) {
+    auto made = std::make_unique<Pooled>();
+    made->shape = std::move(shape);
+    size_t bytes = size_t(bits) / 8;
+    for (int64_t size : made->shape) bytes *= size_t(size);
+    made->tensor.data = pool().take(bytes);
+    made->bytes = bytes;
+    made->tensor.device = {nb::device::cpu::value, 0};
+    made->tensor.ndim = int32_t(made->shape.size());
+    made->tensor.dtype = {uint8_t(code), uint8_t(bits), 1};
+    made->tensor.shape = made->shape.data();
+    PyObject* capsule = PyCapsule_New(made.get(), "dltensor", [](PyObject* self) {
+        if (!PyCapsule_IsValid(self, "dltensor")) return;  // somebody has taken it
+        auto* left = static_cast<Pooled*>(PyCapsule_GetPointer(self, "dltensor"));
+        left->deleter(left);
+    });
+    if (!capsule) {
+        pool().give(static_cast<char*>(made->tensor.data), bytes);
+        throw nb::python_error();
+    }
+    made.release();
+    return nb::steal(capsule);
+}
+
 std::vector<uint32_t> philox_draws(int64_t id, int64_t block, uint64_t seed, uint32_t step,
                                    uint32_t layer) {
     std::vector<uint32_t> draws(4);
@@ -564,6 +599,9 @@ NB_MODULE(_native, m) {
     bind_neighbours<int64_t>(m);
     bind_ldg(m);
     m.def("philox_draws", &philox_draws, "id"_a, "block"_a, "seed"_a, "step"_a, "layer"_a);
+    m.def("pooled", &pooled, "shape"_a, "code"_a, "bits"_a);
+    m.def("trim_pool", [] { pool().trim(); });
+    m.def("pool_bytes", [] { return std::make_pair(pool().used(), pool().held()); });
     m.def("available_isas", &available_isas);
     m.def("use_isa", &use_isa, "name"_a);
     m.def("isa", [] { return chosen; });

@@ -1,0 +1,148 @@
+// Memory of large tensors, kept for the next ones: pages that the system has to find and to clear
+// cost more than what is then done with them, most of all where a host takes back what is free.
+//
+// The pool never holds more than has been in use at one moment: before it asks the system for more,
+// it gives back what lies idle. So a process that takes all its large tensors here is as small as
+// one that keeps nothing. A block is cut from any idle one that is large enough; idle neighbours
+// become one again.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <new>
+
+namespace fullgraph {
+
+class Pool {
+public:
+    static constexpr size_t page = size_t{1} << 12, huge_page = size_t{2} << 20;
+
+    // At least so many bytes, with any contents. Throws std::bad_alloc.
+    char* take(size_t bytes) {
+        bytes = rounded(bytes);
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto best = idle_.end();
+        for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+            if (it->second >= bytes && (best == idle_.end() || it->second < best->second)) best = it;
+        }
+        char* block;
+        if (best != idle_.end()) {
+            block = best->first;
+            const size_t left = best->second - bytes;
+            idle_.erase(best);
+            if (left) idle_[block + bytes] = left;
+        } else {
+            const size_t most = std::max(most_used_, used_ + bytes);
+            if (held_ + bytes > most) release(held_ + bytes - most);
+            block = fresh(bytes);
+            held_ += bytes;
+        }
+        used_ += bytes;
+        most_used_ = std::max(most_used_, used_);
+        return block;
+    }
+
+    // What `take` gave for so many bytes; by any thread.
+    void give(char* block, size_t bytes) {
+        bytes = rounded(bytes);
+        std::lock_guard<std::mutex> lock(mutex_);
+        used_ -= bytes;
+        auto next = idle_.lower_bound(block);
+        if (next != idle_.end() && block + bytes == next->first) {
+            bytes += next->second;
+            next = idle_.erase(next);
+        }
+        if (next != idle_.begin()) {
+            auto before = std::prev(next);
+            if (before->first + before->second == block) {
+                before->second += bytes;
+                return;
+            }
+        }
+        idle_[block] = bytes;
+    }
+
+    // Gives all that is idle back to the system, and forgets how much was in use.
+    void trim() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        release(held_ - used_);
+        most_used_ = used_;
+    }
+
+    size_t used() { return locked(used_); }
+    size_t held() { return locked(held_); }
+
+private:
+    static size_t rounded(size_t bytes) { return (bytes + page - 1) / page * page; }
+
+    size_t locked(const size_t& value) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return value;
+    }
+
+    // From the largest idle blocks, of which there are enough.
+    void release(size_t bytes) {
+        while (bytes && !idle_.empty()) {
+            auto largest = std::max_element(
+                idle_.begin(), idle_.end(),
+                [](const auto& a, const auto& b) { return a.second < b.second; });
+            const size_t part = std::min(bytes, largest->second);
+            munmap(largest->first + largest->second - part, part);
+            largest->second -= part;
+            held_ -= part;
+            bytes -= part;
+            if (!largest->second) idle_.erase(largest);
+        }
+    }
+
+    // New memory, in huge pages where the system has some.
+    static char* fresh(size_t bytes) {
+        const size_t spare = bytes < huge_page ? 0 : huge_page;  // to begin at a huge page
+        void* mapped = mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped == MAP_FAILED) throw std::bad_alloc();
+        char* start = static_cast<char*>(mapped);
+        if (!spare) return start;
+        const size_t before = (spare - reinterpret_cast<uintptr_t>(start) % huge_page) % huge_page;
+        if (before) munmap(start, before);
+        munmap(start + before + bytes, spare - before);
+#ifdef MADV_HUGEPAGE
+        madvise(start + before, bytes, MADV_HUGEPAGE);
+#endif
+        return start + before;
+    }
+
+    std::mutex mutex_;
+    std::map<char*, size_t> idle_;  // by address; no two are neighbours
+    size_t used_ = 0, held_ = 0, most_used_ = 0;
+};
+
+// That of this process. Never destroyed: tensors may be freed while the process ends.
+inline Pool& pool() {
+    static Pool* const memory = new Pool;
+    return *memory;
+}
+
+// Memory of the pool for so many numbers; not initialised.
+template <typename T>
+class Scratch {
+public:
+    explicit Scratch(int64_t size)
+        : bytes_(size_t(size) * sizeof(T)), values_(pool().take(bytes_)) {}
+    ~Scratch() { pool().give(values_, bytes_); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    T* get() const { return reinterpret_cast<T*>(values_); }
+
+private:
+    size_t bytes_;
+    char* values_;
+};
+
+}  // namespace fullgraph
