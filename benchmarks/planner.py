@@ -119,7 +119,7 @@ def compare(run: Run, args: argparse.Namespace, paths: dict[str, Path]) -> dict[
         "clock": args.clock, "epochs": args.epochs, "layers": args.layers, "hidden": args.hidden,
         "dropout": args.dropout, "paths": {name: str(path) for name, path in paths.items()},
     }  # fmt: skip
-    rates, network = measure_machine(args.clock, turns, min(run.workers, args.cores) - 1)
+    rates, network = measure_machine(args.clock, run.workers, args.cores)
     answers = in_workers(task, run.workers)
     source = of_partitioned(PartitionedFolder.open(paths["graph"]), run.workers)
     options = ModelOptions(run.model, args.layers, args.hidden, args.dropout)
@@ -139,14 +139,16 @@ def compare(run: Run, args: argparse.Namespace, paths: dict[str, Path]) -> dict[
     }
 
 
-def measure_machine(clock: str, turns: float, others: int) -> tuple[Any, Any]:
+def measure_machine(clock: str, workers: int, cores: int) -> tuple[Any, Any]:
+    """Rates of a worker that has a core, and the loopback between as many workers."""
     from fullgraph.planner.rates import Stopwatch, measure
     from fullgraph.planner.wire import Network
 
     of_thread = {"wall": time.perf_counter, "cpu": time.thread_time}[clock]
-    rates = measure(Stopwatch(threads=1, others=others, clock=of_thread))
-    link = in_workers({"loopback": True, "clock": clock}, 2)[0]
-    return rates, Network(link["bandwidth"] / turns, link["latency"] * turns, overlap=False)
+    rates = measure(Stopwatch(threads=1, others=min(workers, cores) - 1, clock=of_thread))
+    links = in_workers({"loopback": True, "clock": clock}, max(workers, 2))
+    slowest = max(links, key=lambda link: link["latency"] + (1 << 20) / link["bandwidth"])
+    return rates, Network(**slowest, overlap=False)
 
 
 def in_workers(task: dict[str, Any], size: int) -> list[dict[str, Any]]:
@@ -214,24 +216,26 @@ def epochs(group: Any, task: dict[str, Any], path: str, count: int) -> tuple[lis
 
 
 def loopback(group: Any, task: dict[str, Any]) -> dict[str, float]:
-    """What two workers get of each other, both ways at once: bytes a second in large messages, and
-    the seconds of a small one."""
+    """What each of a ring of workers gets, all at once: bytes a second of messages whose rows are
+    in no cache, and the seconds of a small one."""
     import torch
 
-    clock = CLOCKS[task["clock"]]
+    clock, messages = CLOCKS[task["clock"]], torch.ones(2, 64, 1 << 20, dtype=torch.uint8)
 
-    def seconds(size: int, count: int) -> float:
-        there, back = torch.ones(2, size, dtype=torch.uint8)
-        peer, times = 1 - group.rank, []
-        for _ in range(count):
-            start = clock()
-            for work in group.post((back, peer), (there, peer)):
+    def seconds(size: int) -> float:
+        """Of a message, one after the other."""
+        group.all_reduce(torch.zeros(1), "the start")
+        start = clock()
+        for there, back in messages.unbind(1):
+            into = (back[:size], (group.rank + 1) % group.size)
+            out = (there[:size], (group.rank - 1) % group.size)
+            for work in group.post(into, out):
                 group.wait(work, "loopback")
-            times.append(clock() - start)
-        return statistics.median(times)
+        return (clock() - start) / messages.shape[1]
 
-    small, large = seconds(8, 200), seconds(8 << 20, 20)
-    return {"latency": small, "bandwidth": (8 << 20) / max(large - small, 1e-6)}
+    small = statistics.median(seconds(8) for _ in range(3))
+    large = statistics.median(seconds(1 << 20) for _ in range(3))
+    return {"latency": small, "bandwidth": (1 << 20) / max(large - small, 1e-6)}
 
 
 # ---- Showing ------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
         *T.csr, None, ORDER, SOURCES_T, normal(D, F, seed=2), TARGETS_T, EDGE_T,
         STATE_T[:, : 3 * H].contiguous(), DOUT_T, *DROP_T, zeros(D, F), zeros(D, F),
     ),
+    "empty": (X, (0, 5), torch.float32),
     "head_dots": (SOURCES, normal(N, F, seed=2), zeros(N, H)),
 }  # fmt: skip
 
@@ -97,6 +98,16 @@ def test_every_op_is_called() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_op_is_what_its_schema_says(name: str) -> None:
     torch.library.opcheck(getattr(torch.ops.fullgraph, name).default, CALLS[name])
+
+
+def test_autograd_notices_that_a_tensor_was_changed() -> None:
+    x = normal(len(X), 5).requires_grad_()
+    y = x.exp()  # which its gradient needs
+    kernels.scatter_add_rows(y, INDEX, normal(20, 5))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    with torch.inference_mode():
+        kernels.scatter_add_rows(torch.zeros(len(X), 5, dtype=X.dtype), INDEX, normal(20, 5))
 
 
 def test_tensors_that_require_a_gradient_are_accepted() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullgraph.graph.parts import GraphMeta, Part
-from fullgraph.kernels import group_by
+from fullgraph.kernels import group_by, new_empty
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,15 @@ class Chunk:
     @property
     def begin(self) -> Tensor:
         first = self.offsets[:-1]
-        return first if self._before is None else first + self._before
+        return first if self._before is None else _sum(first, self._before)
 
     @property
     def end(self) -> Tensor:
-        return self.offsets[1:] if self._until is None else self.offsets[:-1] + self._until
+        return self.offsets[1:] if self._until is None else _sum(self.offsets[:-1], self._until)
+
+
+def _sum(first: Tensor, more: Tensor) -> Tensor:
+    return torch.add(first, more, out=new_empty(first, *first.shape))
 
 
 @dataclass(eq=False)

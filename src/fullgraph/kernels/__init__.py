@@ -38,7 +38,13 @@ from fullgraph.kernels._edges import (
 from fullgraph.kernels._groups import group_by
 from fullgraph.kernels._neighbours import ldg, neighbours
 from fullgraph.kernels._ops import available_isas, isa, max_threads
-from fullgraph.kernels._pool import new_empty, new_zeros, release_memory
+from fullgraph.kernels._pool import (
+    copy_of,
+    new_empty,
+    new_zeros,
+    release_memory,
+    side_by_side,
+)
 from fullgraph.kernels._rows import dropout, gather_rows, scatter_add_rows
 
 __all__ = [
@@ -46,6 +52,7 @@ __all__ = [
     "EdgeDropout",
     "available_isas",
     "choose_owners",
+    "copy_of",
     "dense",
     "dense_weight_grad",
     "dot",
@@ -73,6 +80,7 @@ __all__ = [
     "release_memory",
     "scatter_add_rows",
     "sddmm",
+    "side_by_side",
     "spmm",
     "validate_csr",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +29,18 @@ def new_empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Te
 def new_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     """As `new_empty`, and cleared."""
     return new_empty(like, *shape, dtype=dtype).zero_()
+
+
+def copy_of(x: Tensor) -> Tensor:
+    """The same numbers in a tensor of their own, contiguous."""
+    return new_empty(x, *x.shape).copy_(x)
+
+
+def side_by_side(pieces: Sequence[Tensor]) -> Tensor:
+    """[n, F] of pieces [n, F_k]."""
+    columns = sum(piece.shape[1] for piece in pieces)
+    out = new_empty(pieces[0], pieces[0].shape[0], columns)
+    return torch.cat([*pieces], 1, out=out)
 
 
 def release_memory() -> None:

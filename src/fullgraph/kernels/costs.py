@@ -43,8 +43,8 @@ ATTENTION = ("gat", "dot", "head_dots")  # how the names begin
 DENSE_KERNELS = {"dense", "dense_weight_grad"}
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
 LINEAR = "mkldnn::_linear_pointwise"
-MAKES_ROOM = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided",
-              "aten::new_empty_strided", "aten::resize_"}  # fmt: skip
+MAKES_ROOM = {"fullgraph::empty", "aten::empty", "aten::new_empty", "aten::empty_like",
+              "aten::empty_strided", "aten::new_empty_strided", "aten::resize_"}  # fmt: skip
 FILLS = {"aten::zero_", "aten::fill_", "aten::zeros", "aten::new_zeros", "aten::zeros_like",
          "aten::full", "aten::new_full", "aten::full_like", "aten::ones", "aten::ones_like",
          "aten::new_ones"}  # fmt: skip

@@ -25,7 +25,7 @@ from fullgraph.nn.normalize import Normalized, gcn_normalized
 from fullgraph.nn.rows import of_rows, outside_rows
 from fullgraph.nn.typed import TYPED
 from fullgraph.ops.aggregate import aggregate
-from fullgraph.ops.pointwise import fork
+from fullgraph.ops.pointwise import added, fork, plus_bias
 from fullgraph.ops.products import add_product, linear, two_products
 
 SUPPORTED_AGGREGATIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
@@ -99,10 +99,10 @@ class _Linear(Generic):
         else:
             x = linear(x, lin.weight)
         out = self._aggregated(graph, x, weight)
-        out = out if lin.bias is None else out.add_(lin.bias)  # in place: nobody else has it
+        out = out if lin.bias is None else added(out, lin.bias)  # nobody else has it
         if root is None:
             return out
-        return out.add_(project(root_lin, root) if of_root is None else of_root)
+        return added(out, project(root_lin, root) if of_root is None else of_root)
 
 
 class SAGEConv(_Linear, pyg.SAGEConv):
@@ -187,7 +187,9 @@ class GCNConv(_Normalized, pyg.GCNConv):
             out = project(self.lin, self._aggregate(edge_index, x, edge_weight))
         else:
             out = self._aggregate(edge_index, project(self.lin, x), edge_weight)
-        return out if self.bias is None else out + self.bias
+        if sums and self.bias is not None:
+            return added(out, self.bias)  # of what nobody else has, and no gradient needs
+        return plus_bias(out, self.bias)
 
 
 class SGConv(_Normalized, pyg.SGConv):

@@ -180,7 +180,10 @@ def _of_block(per_edge: Tensor | None, block: Block) -> Tensor | None:
 
 
 def _scaled(rows: Tensor, scale: Tensor | None) -> Tensor:
-    return rows if scale is None else rows * scale.to(rows.dtype).unsqueeze(1)
+    if scale is None:
+        return rows
+    out = kernels.new_empty(rows, *rows.shape)
+    return torch.mul(rows, scale.to(rows.dtype).unsqueeze(1), out=out)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

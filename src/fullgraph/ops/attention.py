@@ -513,16 +513,19 @@ class _Heads:
         columns = (self.channels, 1, 1)
         slices = self.slices(*columns)
         softmaxes = []
-        for width in self.slices(1).widths:
-            like = (kernels.new_zeros(mine.out, n, width * c) for c in columns)
+        for k, width in enumerate(self.slices(1).widths):
+            if k == graph.feature_slice:
+                softmaxes.append(_Softmax(*(kernels.copy_of(x[:n]) for x in mine)))
+                continue
+            like = (kernels.new_empty(mine.out, n, width * c) for c in columns)
             softmaxes.append(_Softmax(*like))
             softmaxes[-1].clear()
-        softmaxes[graph.feature_slice] = _Softmax(*(x[:n].clone() for x in mine))
 
         def take(rows: Tensor, values: Tensor, k: int) -> None:
             softmaxes[k].add(rows.long(), values)
 
-        return_partials(graph, torch.cat(mine, 1), slices.widths, take, layer=self.call, as_is=True)
+        leaving = kernels.side_by_side(mine)
+        return_partials(graph, leaving, slices.widths, take, layer=self.call, as_is=True)
         parts = zip(*softmaxes)
         return _Softmax(*(self.slices(c).join(part) for c, part in zip(columns, parts)))
 

@@ -111,6 +111,11 @@ def plus_bias(x: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
+def added(x: Tensor, other: Tensor) -> Tensor:
+    """x + other in the memory of x, which nothing else may need, unless dtypes are mixed."""
+    return x.add_(other) if x.dtype == other.dtype else x + other
+
+
 def fork(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [n, F] for two functions of it, whose gradients are summed; differentiable once. That of
     the first has to be the first's own, which nobody else reads. What needs no gradient stays

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
 from torch import Tensor
 
 from fullgraph import kernels
@@ -58,7 +57,7 @@ class Slices:
         if len(self.ranges) == 1:
             return [rows.contiguous()]
         return [
-            torch.cat([rows[:, first:end] for first, end in of_slice], dim=1)
+            kernels.side_by_side([rows[:, first:end] for first, end in of_slice])
             for of_slice in self.ranges
         ]
 

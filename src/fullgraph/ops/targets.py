@@ -176,7 +176,7 @@ def sum_to_owners(
     n, mine = graph.num_owned, graph.feature_slice if sliced else 0
     # A copy, not a view that keeps the rows of other ranks.
     pieces = [
-        partial[:n].clone() if k == mine else kernels.new_zeros(partial, n, width)
+        kernels.copy_of(partial[:n]) if k == mine else kernels.new_zeros(partial, n, width)
         for k, width in enumerate(widths)
     ]
 

@@ -28,8 +28,9 @@ from fullgraph.planner.rates import (
 )
 
 WITH_DROPOUT = {ATTENTION: DROPPED, ATTENTION_GRAD: DROPPED_GRAD}
+POOL = f"{OWN}empty"  # memory that an earlier epoch had, too
 ROW_KERNELS = {"gather_rows", "scatter_add_rows"}  # move the rows of their third argument
-NOTHING = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
+NOTHING = {POOL, "aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
 
 
 class Ledger(TorchDispatchMode):
@@ -53,7 +54,7 @@ class Ledger(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
-                self._hold(tensor)
+                self._hold(tensor, func._schema.name != POOL)
         if not func.is_view:
             self.spend(self._price(func, args, out))
         return out
@@ -66,7 +67,7 @@ class Ledger(TorchDispatchMode):
         self.now += seconds
         self.compute += seconds
 
-    def _hold(self, tensor: Tensor) -> None:
+    def _hold(self, tensor: Tensor, fresh: bool) -> None:
         storage = tensor.untyped_storage()
         key, size = _key(tensor), storage.nbytes()
         if key in self._alive:
@@ -79,7 +80,7 @@ class Ledger(TorchDispatchMode):
             self._small -= small
             del self._alive[key]
 
-        if not small:
+        if fresh and not small:
             self.spend(size / self.rates.fresh)
         self._alive[key] = weakref.ref(storage, free)
         self.live += size
@@ -89,24 +90,25 @@ class Ledger(TorchDispatchMode):
 
     def _price(self, func: Any, args: Any, out: Any) -> float:
         name, rates = func._schema.name, self.rates
+        call = rates.call if name.startswith(OWN) else rates.step
         flops = flops_of_product(func, args)
         if flops is not None:
-            return rates.call + flops / rates.flops
+            return call + flops / rates.flops
         if name.startswith(OWN):
             kernel = name.removeprefix(OWN)
             if kernel in EDGE_KERNELS:
                 names = [argument.name for argument in func._schema.arguments]
-                return rates.call + self._edge_price(kernel, dict(zip(names, args)))
+                return call + self._edge_price(kernel, dict(zip(names, args)))
             if kernel == "dropout":
-                return rates.call + args[0].nbytes / rates.dropout
+                return call + args[0].nbytes / rates.dropout
             if kernel in ROW_KERNELS:
-                return rates.call + 3 * args[2].nbytes / rates.stream
+                return call + 3 * args[2].nbytes / rates.stream
         if name in NOTHING:
             return 0.0
         if name == "aten::index":
-            return rates.call + 2 * out.nbytes / rates.stream
+            return call + 2 * out.nbytes / rates.stream
         moved = sum(_bytes(x) for x in tree_iter((args, out)) if isinstance(x, Tensor))
-        return rates.call + moved / rates.stream
+        return call + moved / rates.stream
 
     def _edge_price(self, kernel: str, given: dict[str, Any]) -> float:
         kind = SUMS

@@ -29,6 +29,7 @@ SUMS, ATTENTION, ATTENTION_GRAD = "sums", "attention", "attention_grad"
 DROPPED, DROPPED_GRAD = "attention_with_dropout", "attention_grad_with_dropout"
 WIDE = 128  # columns, of what a machine is described by
 MANY = 1 << 18  # rows, which are in no cache
+CALLS = 500  # of what is small
 FRESH = 4  # tensors at a time, as a layer needs some
 
 
@@ -69,7 +70,7 @@ class Rates:
         stream: bytes a second, read and written, of what goes through rows one by one.
         fresh: bytes a second of memory that the system gives for a large tensor and clears.
         dropout: bytes a second of a mask.
-        call: seconds that any operation takes, however small.
+        call: seconds that a kernel of ours takes, however small, and ``step`` any other operation.
         slowed: how many times what `edge` says edges take.
     """
 
@@ -78,7 +79,8 @@ class Rates:
     stream: float
     fresh: float
     dropout: float
-    call: float = 1e-5
+    call: float = 2e-5
+    step: float = 2e-6
     slowed: float = 1.0
 
     def edges(self, count: float, work: EdgeWork) -> float:
@@ -108,7 +110,8 @@ class Rates:
             return self
         return Rates(
             self.flops / workers, self.edge, self.stream / workers, self.fresh / workers,
-            self.dropout / workers, self.call * workers, self.slowed * workers,
+            self.dropout / workers, self.call * workers, self.step * workers,
+            self.slowed * workers,
         )  # fmt: skip
 
 
@@ -172,13 +175,19 @@ def measure(stopwatch: Stopwatch | None = None) -> Rates:
     watch = Stopwatch() if stopwatch is None else stopwatch
     rows, weight = torch.randn(watch.num_rows, WIDE), torch.randn(WIDE, WIDE)
     ids, out, small = torch.arange(watch.num_rows), torch.empty_like(rows), torch.randn(8, 8)
-    product, stream, fill, fresh, dropped, calls = watch.seconds(
+    few = small.clone()
+
+    def call_a_kernel() -> None:
+        kernels.dense(small, small, few)
+
+    product, stream, fill, fresh, dropped, calls, steps = watch.seconds(
         lambda: kernels.dense(rows, weight, out),
         lambda: torch.relu_(rows),
         lambda: out.zero_(),
         lambda: [torch.empty_like(rows).zero_() for _ in range(FRESH)],
         lambda: kernels.dropout(rows, ids, out, p=0.5, seed=0, step=0, layer=0),
-        lambda: [small + small for _ in range(1000)],
+        lambda: [call() for call in CALLS * [call_a_kernel]],
+        lambda: [small + small for _ in range(CALLS)],
     )
     fresh = max(fresh / FRESH - fill, fresh / FRESH / 100)
 
@@ -193,7 +202,8 @@ def measure(stopwatch: Stopwatch | None = None) -> Rates:
 
     return Rates(
         flops=2 * rows.numel() * WIDE / product, edge=edge, stream=2 * rows.nbytes / stream,
-        fresh=rows.nbytes / fresh, dropout=rows.nbytes / dropped, call=calls / 1000,
+        fresh=rows.nbytes / fresh, dropout=rows.nbytes / dropped, call=calls / CALLS,
+        step=steps / CALLS,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@
 // template, and it must not be one that another machine cannot run.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -35,7 +36,26 @@ struct Weights {
     const int64_t* index;
 };
 
+// Of the pool of this process (pool.h), with any contents, at the start of a page.
+char* take_memory(size_t bytes);
+void give_memory(char* block, size_t bytes);
+
 namespace FULLGRAPH_ISA {
+
+// Memory for so many numbers; not initialised.
+template <typename T>
+class Scratch {
+public:
+    explicit Scratch(int64_t size) : bytes_(size * sizeof(T)), block_(take_memory(bytes_)) {}
+    ~Scratch() { give_memory(block_, bytes_); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    T* get() const { return reinterpret_cast<T*>(block_); }
+
+private:
+    size_t bytes_;
+    char* block_;
+};
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }

@@ -6,27 +6,9 @@
 // filled up with zeros.
 #pragma once
 
-#include <new>
-
 #include "vectors.h"
 
 namespace fullgraph::FULLGRAPH_ISA {
-
-// Memory for so many numbers, at the start of a cache line; not initialised.
-template <typename T>
-class Scratch {
-public:
-    explicit Scratch(int64_t size)
-        : values_(static_cast<T*>(::operator new(size * sizeof(T), kAlignment))) {}
-    ~Scratch() { ::operator delete(values_, kAlignment); }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    T* get() const { return values_; }
-
-private:
-    static constexpr std::align_val_t kAlignment{64};
-    T* values_;
-};
 
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = kVectorBytes == 64 ? 4 : 2;  // of 32 or of 16 registers

@@ -34,6 +34,10 @@ struct nb::detail::dtype_traits<fullgraph::bf16> {
 };
 
 namespace fullgraph {
+
+char* take_memory(size_t bytes) { return pool().take(bytes); }
+void give_memory(char* block, size_t bytes) { pool().give(block, bytes); }
+
 namespace {
 
 template <typename T>
@@ -260,7 +264,7 @@ void bind_attention_kernels(nb::module_& m) {
            Maybe<Matrix<T>> dedge_logit) {
             nb::gil_scoped_release release;
             const EdgesBySource edges = by_source(begin, end, cols, std::nullopt, index);
-            const Scratch<T> parts(declared::num_parts(edges.ranges, dout.shape(0)) *
+            const declared::Scratch<T> parts(declared::num_parts(edges.ranges, dout.shape(0)) *
                                           int64_t(dtarget_logit.size()));
             kernels.attention<X>().gat_grad(
                 edges, heads_of(dout, dtarget_logit), rows_of(value), rows_of(source_logit),
@@ -301,7 +305,7 @@ void bind_attention_kernels(nb::module_& m) {
            Maybe<Ids> ids, uint64_t threshold, double scale, uint64_t seed, uint32_t step,
            uint32_t layer, Matrix<T> dtarget, Matrix<T> datt, Maybe<Matrix<T>> dedge) {
             nb::gil_scoped_release release;
-            const Scratch<T> parts(kParts * int64_t(att.size()));
+            const declared::Scratch<T> parts(kParts * int64_t(att.size()));
             kernels.attention<X>().gatv2_grad_target(
                 ranges(begin, end, cols, rows, col_offset), heads_of_att(att), rows_of(source),
                 target.data(), att.data(), data_of(edge), targets_of<T>(state, dout), slope,

@@ -129,20 +129,4 @@ inline Pool& pool() {
     return *memory;
 }
 
-// Memory of the pool for so many numbers; not initialised.
-template <typename T>
-class Scratch {
-public:
-    explicit Scratch(int64_t size)
-        : bytes_(size_t(size) * sizeof(T)), values_(pool().take(bytes_)) {}
-    ~Scratch() { pool().give(values_, bytes_); }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    T* get() const { return reinterpret_cast<T*>(values_); }
-
-private:
-    size_t bytes_;
-    char* values_;
-};
-
 }  // namespace fullgraph
