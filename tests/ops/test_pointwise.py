@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullgraph.ops.class_loss import cross_entropy_of_rows
-from fullgraph.ops.pointwise import fork, plus_bias, relu, scale_rows_
+from fullgraph.ops.pointwise import fork, mean_of_heads, plus_bias, relu, scale_rows_
 
 
 def rows(num_rows: int, columns: int = 5, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -61,6 +61,12 @@ def test_bias(num_rows: int) -> None:
     assert plus_bias(x, None) is x
     mixed = plus_bias(x, bias.float())
     torch.testing.assert_close(mixed, x + bias.float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("num_rows", "heads"), [(0, 2), (7, 1), (7, 5)])
+def test_mean_of_heads(num_rows: int, heads: int) -> None:
+    x = rows(num_rows, 5 * heads)
+    assert_same(mean_of_heads(x.view(-1, heads, 5)), x.view(-1, heads, 5).mean(1), x)
 
 
 def test_a_fork_sums_both_gradients() -> None:

@@ -28,8 +28,8 @@ from fullgraph.nn.rows import RowFunctions, of_rows, with_rows
 from fullgraph.ops.attention import dot_attention, gat_attention_of_rows, gatv2_attention
 from fullgraph.ops.dropout import DropoutKey
 from fullgraph.ops.edge_list import EdgeList
-from fullgraph.ops.pointwise import fork, plus_bias
-from fullgraph.ops.products import linear
+from fullgraph.ops.pointwise import mean_of_heads, plus_bias
+from fullgraph.ops.products import linear, two_products
 from fullgraph.ops.targets import to_targets
 
 
@@ -82,7 +82,7 @@ class _Attention(Generic):
             return attention(graph, *rows, p=p, key=key, layer=self.fullgraph_layer, **options)
 
         out = with_rows(run)
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        out = out.flatten(1) if self.concat else mean_of_heads(out)
         return out if graph.types is None else of_rows(out, graph.node_id)
 
     def _split(self, rows: Tensor) -> Tensor:
@@ -125,18 +125,23 @@ class GATConv(_Attention, pyg.GATConv):
         edge_logit = None
         if edge_attr is not None and self.lin_edge is not None:
             edge_logit = F.linear(edge_attr, self._fold(self.lin_edge, self.att_edge))
-        if source is target:
-            source, target = fork(source)
         source_fold = self._fold(lin_source, self.att_src)
         target_fold = self._fold(lin_target, self.att_dst)
         # A source's values and logits in one product, one row, and one gradient of x.
         weight = torch.cat([lin_source.weight, source_fold])
-        rows = linear(source, weight)
+        if source is target:
+            rows, target_logit = two_products(source, weight, target_fold)
+        else:
+            rows, target_logit = linear(source, weight), linear(target, target_fold)
         with _made_again(graph, rows, source, weight):
             out = self._attend(
-                graph, gat_attention_of_rows, rows, linear(target, target_fold),
-                edge_logit=edge_logit, negative_slope=self.negative_slope,
-            )  # fmt: skip
+                graph,
+                gat_attention_of_rows,
+                rows,
+                target_logit,
+                edge_logit=edge_logit,
+                negative_slope=self.negative_slope,
+            )
         if self.res is not None:
             out = out + project(self.res, target)
         return plus_bias(out, self.bias)

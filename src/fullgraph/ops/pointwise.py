@@ -63,6 +63,22 @@ class _PlusBias(torch.autograd.Function):
         return grad, grad.sum(0) if ctx.needs_input_grad[1] else None
 
 
+class _MeanOfHeads(torch.autograd.Function):
+    """y = Σ_h x[:, h] / H for x [n, H, C]. Backward: dx[:, h] = dy / H."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.heads = x.shape[1]
+        return torch.mean(x, 1, out=kernels.new_empty(x, x.shape[0], x.shape[2]))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        n, channels = grad.shape
+        dx = kernels.new_empty(grad, n, ctx.heads, channels)
+        return dx.copy_((grad / ctx.heads).unsqueeze(1))
+
+
 class _Fork(torch.autograd.Function):
     """x twice. Backward: the sum of both gradients, in the memory of the first."""
 
@@ -108,6 +124,12 @@ def plus_bias(x: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None or not suits(x) or bias.dtype != x.dtype:
         return x if bias is None else x + bias
     out: Tensor = _PlusBias.apply(x, bias)
+    return out
+
+
+def mean_of_heads(x: Tensor) -> Tensor:
+    """[n, C], the mean of x [n, H, C] over H; differentiable once."""
+    out: Tensor = _MeanOfHeads.apply(x)
     return out
 
 

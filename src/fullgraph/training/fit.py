@@ -168,24 +168,35 @@ class Run:
         with nullcontext() if profile is None else profile.step():
             sent, start = graph.traffic.bytes_sent, time.perf_counter()
             self.optimizer.zero_grad()
-            out, loss = self._backward(model, graph)
+            out, loss = self._backward(model, graph, keep=check is not None)
             seconds = time.perf_counter() - start
             epoch = Epoch(number, loss.item(), 0.0, own_bytes_sent=graph.traffic.bytes_sent - sent)
             if check is not None:
-                epoch.drift = check.measure(model, out, lambda *args: self._backward(*args)[0])
+                assert out is not None
+                epoch.drift = check.measure(model, out, self._output_of_step)
             start = time.perf_counter()
             self.optimizer.step()
             epoch.seconds = seconds + time.perf_counter() - start
         return epoch
 
-    def _backward(self, model: torch.nn.Module, graph: DistributedGraph) -> tuple[Tensor, Tensor]:
-        """Output and loss of a step; its gradients are on the parameters, of all ranks."""
+    def _output_of_step(self, model: torch.nn.Module, graph: DistributedGraph) -> Tensor:
+        out, _ = self._backward(model, graph, keep=True)
+        assert out is not None
+        return out
+
+    def _backward(
+        self, model: torch.nn.Module, graph: DistributedGraph, keep: bool
+    ) -> tuple[Tensor | None, Tensor]:
+        """Output, if it is to be kept, and loss of a step; its gradients are on the parameters, of
+        all ranks."""
         out = self.forward(model, graph)
         assert graph.y is not None
         loss = cross_entropy(out, graph.y, graph.masks.get("train"), group=graph.group)
+        kept = out if keep else None
+        del out
         loss.backward()
         sum_gradients(model, graph.group)
-        return out, loss
+        return kept, loss
 
     def _evaluate(self, epoch: Epoch) -> None:
         start = time.perf_counter()
