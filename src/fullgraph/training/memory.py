@@ -8,6 +8,8 @@ import resource
 import sys
 from pathlib import Path
 
+from fullgraph.kernels import release_memory
+
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RAN_OUT = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory")
@@ -25,6 +27,7 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
+        release_memory()  # what is idle is not held
         if _status("VmHWM"):
             with contextlib.suppress(OSError):
                 CLEAR_REFS.write_text("5")
