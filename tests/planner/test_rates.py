@@ -29,7 +29,7 @@ def test_every_rate_is_measured() -> None:
     for kind in KERNELS:
         work = EdgeWork(kind, 40, 4, 2000, 3)
         assert min(rates.edge(work), NOMINAL.edge(work)) > 0
-    assert min(rates.flops, rates.stream, rates.fresh, rates.dropout, rates.call) > 0
+    assert min(rates.flops, rates.stream, rates.fresh, rates.dropout, rates.call, rates.step) > 0
     assert rates.gather > 0
 
 
@@ -78,7 +78,13 @@ def test_workers_that_take_turns_are_slower_by_their_number() -> None:
     def seconds(rates: Rates) -> list[float]:
         edges = [rates.edges(7, EdgeWork(kind, 25)) for kind in KERNELS]
         bytes_a_second = (rates.stream, rates.fresh, rates.dropout)
-        return [*edges, 1 / rates.flops, *(1 / rate for rate in bytes_a_second), rates.call]
+        return [
+            *edges,
+            1 / rates.flops,
+            *(1 / rate for rate in bytes_a_second),
+            rates.call,
+            rates.step,
+        ]
 
     shared = seconds(NOMINAL.shared_by(4))
     assert shared == pytest.approx([4 * s for s in seconds(NOMINAL)])
