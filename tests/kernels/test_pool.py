@@ -68,6 +68,14 @@ def test_large_ones_alone_are_the_pools() -> None:
     assert (small.numel(), nothing.numel(), large.numel()) == (65535, 0, 65536)
 
 
+def test_arrays_without_elements_have_places_of_their_own() -> None:
+    nothing = [_ops.new_empty(LIKE, (0, 5), torch.float32) for _ in range(3)]
+    assert used_and_held() == (3 * PAGE, 3 * PAGE)
+    del nothing
+    assert used_and_held() == (0, 3 * PAGE)
+    assert _ops.new_empty(LIKE, (3, PAGE), torch.uint8).sum() >= 0
+
+
 def test_the_memory_of_a_freed_tensor_is_the_next_ones() -> None:
     x = new_empty(LIKE, 1000, 1000)
     place, view = x.data_ptr(), x[10:].t()

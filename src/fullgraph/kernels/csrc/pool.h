@@ -79,7 +79,10 @@ public:
     size_t held() { return locked(held_); }
 
 private:
-    static size_t rounded(size_t bytes) { return (bytes + page - 1) / page * page; }
+    // To whole pages, and one at least: no two blocks begin at the same address.
+    static size_t rounded(size_t bytes) {
+        return std::max<size_t>(1, (bytes + page - 1) / page) * page;
+    }
 
     size_t locked(const size_t& value) {
         std::lock_guard<std::mutex> lock(mutex_);
