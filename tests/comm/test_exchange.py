@@ -15,9 +15,9 @@ import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.exchange import wire_dtype
 from fullgraph.comm.group import Group
-from fullgraph.comm.plan import ExchangePlan, Message
+from fullgraph.comm.plan import ExchangePlan
 from fullgraph.comm.schedule import Schedule, oneshot, sequential
-from fullgraph.ops.halo import _Rows, fetch_and_send_back, for_each_source, send_to_sources
+from fullgraph.ops.halo import fetch_and_send_back, for_each_source, send_to_sources
 from tests.graphs import GRAPHS, partitioned
 from tests.ranks import run_ranks
 
@@ -226,16 +226,3 @@ def test_schedule_names() -> None:
             Schedule.parse(bad)
     with pytest.raises(ValueError, match="prefetch"):
         sequential(-1)
-
-
-def test_a_message_takes_the_memory_of_one_that_nothing_refers_to() -> None:
-    graph = DistributedGraph.build(partitioned(GRAPHS["multigraph"](), 1), Group())
-    rows = _Rows(graph, torch.zeros(graph.num_owned, 3))
-    first = rows.empty(Message(0, 0, 4))
-    place, view = first.data_ptr(), first[1:]
-    del first
-    second = rows.empty(Message(0, 0, 4))
-    assert second.data_ptr() != place
-    del view
-    assert rows.empty(Message(0, 0, 3)).data_ptr() == place
-    assert second.shape == (4, 3)

@@ -156,7 +156,7 @@ def test_threads_take_and_free_at_the_same_time() -> None:
 
 
 def test_more_than_there_is_is_refused() -> None:
-    with pytest.raises(MemoryError):
+    with pytest.raises(MemoryError, match=f"tried to allocate {4 << 45} bytes"):
         new_empty(LIKE, 1 << 45)
     assert used_and_held() == (0, 0)
 
