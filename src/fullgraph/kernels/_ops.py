@@ -6,7 +6,6 @@ Arguments are positional, in the order of `reference`, and have been checked by 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,11 +103,7 @@ def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def _empty_on_cpu(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     if dtype not in _DLPACK:
         return empty(like, shape, dtype)
-    try:
-        return from_dlpack(native.pooled(list(shape), *_DLPACK[dtype]))
-    except MemoryError:
-        size = math.prod(shape) * dtype.itemsize
-        raise MemoryError(f"can't allocate memory: tried to allocate {size} bytes") from None
+    return from_dlpack(native.pooled(list(shape), *_DLPACK[dtype]))
 
 
 new_empty = _define("empty", torch.library.infer_schema(empty, mutates_args=()))

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -19,11 +20,23 @@
 
 namespace fullgraph {
 
+class OutOfMemory : public std::bad_alloc {
+public:
+    explicit OutOfMemory(size_t bytes) {
+        std::snprintf(text_, sizeof text_, "can't allocate memory: tried to allocate %zu bytes",
+                      bytes);
+    }
+    const char* what() const noexcept override { return text_; }
+
+private:
+    char text_[80];
+};
+
 class Pool {
 public:
     static constexpr size_t page = size_t{1} << 12, huge_page = size_t{2} << 20;
 
-    // At least so many bytes, with any contents. Throws std::bad_alloc.
+    // At least so many bytes, with any contents. Throws OutOfMemory.
     char* take(size_t bytes) {
         bytes = rounded(bytes);
         std::lock_guard<std::mutex> lock(mutex_);
@@ -109,7 +122,7 @@ private:
         const size_t spare = bytes < huge_page ? 0 : huge_page;  // to begin at a huge page
         void* mapped = mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (mapped == MAP_FAILED) throw std::bad_alloc();
+        if (mapped == MAP_FAILED) throw OutOfMemory(bytes);
         char* start = static_cast<char*>(mapped);
         if (!spare) return start;
         const size_t before = (spare - reinterpret_cast<uintptr_t>(start) % huge_page) % huge_page;
