@@ -10,13 +10,19 @@ from torch import Tensor
 from fullgraph import kernels
 from fullgraph.kernels import _pool
 
+clean_new_empty = _pool.new_empty
+
 
 def poison_new_memory() -> None:
-    """From now on `kernels.new_empty` gives NaN, or the least of integers, in this process."""
-    vars(kernels)["new_empty"] = _poisoned
+    """From now on `kernels.new_empty`, and what is made with it, begins as NaN, or as the least of
+    integers, in this process."""
+    for module in (kernels, _pool):
+        vars(module)["new_empty"] = _poisoned
 
 
 def _poisoned(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    new = _pool.new_empty(like, *shape, dtype=dtype)
-    worst: Any = torch.nan if new.is_floating_point() else torch.iinfo(new.dtype).min
+    new = clean_new_empty(like, *shape, dtype=dtype)
+    worst: Any = torch.nan
+    if not new.is_floating_point():
+        worst = True if new.dtype == torch.bool else torch.iinfo(new.dtype).min
     return new.fill_(worst)

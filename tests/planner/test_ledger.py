@@ -7,9 +7,9 @@ import torch
 
 from fullgraph import kernels
 from fullgraph.kernels._memory import LARGE_BYTES
-from fullgraph.kernels._pool import new_empty
 from fullgraph.planner.ledger import Ledger
 from fullgraph.planner.rates import Rates
+from tests.poison import clean_new_empty
 
 RATES = Rates(
     flops=1e9, edge=lambda work: 1e-6, stream=1e6, fresh=1e5, dropout=1e4, call=1.0, step=0.01
@@ -20,7 +20,7 @@ ROWS = LARGE_BYTES // 4
 def test_memory_of_earlier_tensors_is_held_and_costs_nothing() -> None:
     with torch.device("meta"), Ledger(RATES) as ledger:
         like = torch.empty(3)
-        x = new_empty(like, ROWS, 2)
+        x = clean_new_empty(like, ROWS, 2)
         assert (ledger.live, ledger.now) == (12 + x.nbytes, 0)
         y = torch.empty(ROWS, 2)
         assert (ledger.live, ledger.now) == (12 + 2 * x.nbytes, pytest.approx(x.nbytes / 1e5))
