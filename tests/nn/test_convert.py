@@ -451,3 +451,13 @@ def _loops_on_one_rank(group: Group) -> None:
 
 def test_what_is_kept_does_not_depend_on_a_ranks_own_edges() -> None:
     run_ranks(_loops_on_one_rank, 2)
+
+
+def test_a_layer_that_gives_what_is_kept_of_the_features_leaves_it_alone() -> None:
+    data, graph = multigraph(), alone()
+    conv = pyg.GCNConv(data.x.shape[1], data.x.shape[1]).double()
+    conv.lin, conv.bias = nn.Identity(), nn.Parameter(torch.ones_like(conv.bias))
+    expected = conv(data.x, data.edge_index)
+    model = fullgraph.convert(pyg.Sequential("x, edge_index", [(conv, "x, edge_index -> x")]))
+    for _ in range(2):
+        torch.testing.assert_close(model(graph.x, graph), expected[graph.node_id])

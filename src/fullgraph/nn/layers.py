@@ -184,9 +184,11 @@ class GCNConv(_Normalized, pyg.GCNConv):
             return super(Generic, self).forward(x, edge_index, edge_weight)  # PyG's own error
         sums = SUPPORTED_AGGREGATIONS[self.aggr] in ("sum", "mean")
         if sums and (widens(self.lin) or edge_index.is_static(x)):
-            out = project(self.lin, self._aggregate(edge_index, x, edge_weight))
-        else:
-            out = self._aggregate(edge_index, project(self.lin, x), edge_weight)
+            # Not in place: a layer in the place of `lin` may give what is kept of the features.
+            return plus_bias(
+                project(self.lin, self._aggregate(edge_index, x, edge_weight)), self.bias
+            )
+        out = self._aggregate(edge_index, project(self.lin, x), edge_weight)
         if sums and self.bias is not None:
             return added(out, self.bias)  # of what nobody else has, and no gradient needs
         return plus_bias(out, self.bias)
