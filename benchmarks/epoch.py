@@ -121,8 +121,6 @@ def make_model(args: argparse.Namespace, features: int, classes: int) -> Any:
 
 
 def full_step(args: argparse.Namespace) -> Any:
-    import torch
-
     import fullgraph
 
     _, size, schedule = args.one.split(":", 2)
@@ -130,6 +128,15 @@ def full_step(args: argparse.Namespace) -> Any:
     graph = fullgraph.load(
         f"{args.folder}/parts-{size}", group=group, schedule=schedule
     )  # fmt: skip
+    return step_on(graph, args)
+
+
+def step_on(graph: Any, args: argparse.Namespace) -> Any:
+    """A training step on a distributed graph, which returns the loss."""
+    import torch
+
+    import fullgraph
+
     touch(graph)
     model = fullgraph.convert(make_model(args, graph.num_features, graph.num_classes))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

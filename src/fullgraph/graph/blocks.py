@@ -100,6 +100,7 @@ class Chunk:
 
 
 def _sum(first: Tensor, more: Tensor) -> Tensor:
+    """In the dtype of `first`; torch's own sum would make a converted `more` on the way."""
     return new_empty(first, *first.shape).copy_(more).add_(first)
 
 

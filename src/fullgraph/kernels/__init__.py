@@ -1,8 +1,9 @@
 """Native kernels: loops over edges and rows, with no notion of graphs or ranks.
 
-Every function writes into the output it is given. Kernels do not look at index values (see
-`validate_csr`); dtype, shape, contiguity and device are checked. Tensors that require a gradient
-are accepted, and none flows: gradients are the business of `fullgraph.ops`.
+Every kernel writes into the output it is given; `new_empty` and its like give memory for one.
+Kernels do not look at index values (see `validate_csr`); dtype, shape, contiguity and device are
+checked. Tensors that require a gradient are accepted, and none flows: gradients are the business of
+`fullgraph.ops`.
 
 Letters: D ranges of edges, S source rows, E edges, F columns. Edge ranges are three tensors:
 ``begin`` and ``end``, int64 [D], and ``cols``, int32 [E]: range i has the edges begin[i] ..

@@ -40,10 +40,11 @@ OF_EDGES = {"cols", "weight", "weight_index", "index", "ids", "edge", "edge_logi
             "dedge_logit"}  # fmt: skip
 ATTENTION = ("gat", "dot", "head_dots")  # how the names begin
 
+POOL = f"{OWN}empty"  # memory of earlier tensors
 DENSE_KERNELS = {"dense", "dense_weight_grad"}
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
 LINEAR = "mkldnn::_linear_pointwise"
-MAKES_ROOM = {"fullgraph::empty", "aten::empty", "aten::new_empty", "aten::empty_like",
+MAKES_ROOM = {POOL, "aten::empty", "aten::new_empty", "aten::empty_like",
               "aten::empty_strided", "aten::new_empty_strided", "aten::resize_"}  # fmt: skip
 FILLS = {"aten::zero_", "aten::fill_", "aten::zeros", "aten::new_zeros", "aten::zeros_like",
          "aten::full", "aten::new_full", "aten::full_like", "aten::ones", "aten::ones_like",

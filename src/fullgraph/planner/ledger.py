@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_iter
 
 from fullgraph.kernels._memory import LARGE_BYTES
 from fullgraph.kernels.costs import ATTENTION as ATTENTIONS
-from fullgraph.kernels.costs import EDGE_KERNELS, OWN, flops_of_product
+from fullgraph.kernels.costs import EDGE_KERNELS, MAKES_ROOM, OWN, POOL, flops_of_product
 from fullgraph.planner.rates import (
     ATTENTION,
     ATTENTION_GRAD,
@@ -28,9 +28,7 @@ from fullgraph.planner.rates import (
 )
 
 WITH_DROPOUT = {ATTENTION: DROPPED, ATTENTION_GRAD: DROPPED_GRAD}
-POOL = f"{OWN}empty"  # memory that an earlier epoch had, too
 ROW_KERNELS = {"gather_rows", "scatter_add_rows"}  # move the rows of their third argument
-NOTHING = {POOL, "aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided"}
 
 
 class Ledger(TorchDispatchMode):
@@ -103,7 +101,7 @@ class Ledger(TorchDispatchMode):
                 return call + args[0].nbytes / rates.dropout
             if kernel in ROW_KERNELS:
                 return call + 3 * args[2].nbytes / rates.stream
-        if name in NOTHING:
+        if name in MAKES_ROOM:
             return 0.0
         if name == "aten::index":
             return call + 2 * out.nbytes / rates.stream

@@ -177,8 +177,9 @@ def measure(stopwatch: Stopwatch | None = None) -> Rates:
     ids, out, small = torch.arange(watch.num_rows), torch.empty_like(rows), torch.randn(8, 8)
     few = small.clone()
 
-    def call_a_kernel() -> None:
-        kernels.dense(small, small, few)
+    def kernel_calls() -> None:
+        for _ in range(CALLS):
+            kernels.dense(small, small, few)
 
     product, stream, fill, fresh, dropped, calls, steps = watch.seconds(
         lambda: kernels.dense(rows, weight, out),
@@ -186,7 +187,7 @@ def measure(stopwatch: Stopwatch | None = None) -> Rates:
         lambda: out.zero_(),
         lambda: [torch.empty_like(rows).zero_() for _ in range(FRESH)],
         lambda: kernels.dropout(rows, ids, out, p=0.5, seed=0, step=0, layer=0),
-        lambda: [call() for call in CALLS * [call_a_kernel]],
+        kernel_calls,
         lambda: [small + small for _ in range(CALLS)],
     )
     fresh = max(fresh / FRESH - fill, fresh / FRESH / 100)
