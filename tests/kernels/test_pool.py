@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fullgraph.kernels import _ops, release_memory
 from fullgraph.kernels._memory import LARGE_BYTES
 from fullgraph.kernels._pool import new_empty, new_zeros
+from tests.poison import clean_new_empty
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PAGE = 4096
@@ -95,11 +96,13 @@ def test_parts_of_what_was_freed_become_one_again() -> None:
     whole = new_empty(LIKE, 4 * 128 * PAGE)
     place = whole.data_ptr()
     del whole
-    parts = [new_empty(LIKE, 128 * PAGE) for _ in range(4)]
+    parts = [new_empty(LIKE, 128 * PAGE).fill_(7) for _ in range(4)]
     assert sorted(part.data_ptr() - place for part in parts) == [512 * PAGE * k for k in range(4)]
     for k in (1, 3, 2, 0):
         parts[k] = LIKE
-    assert new_empty(LIKE, 4 * 128 * PAGE).data_ptr() == place
+    whole = clean_new_empty(LIKE, 4 * 128 * PAGE)
+    assert whole.data_ptr() == place
+    assert bool((whole == 7).all())  # the same pages, not others at the same address
     assert len(pages) == 4
 
 
