@@ -47,9 +47,13 @@ def test_gradients_of_weights_are_those_of_torch(
 ) -> None:
     n, k, g = shape
     x, grad = normal(n, k, dtype=dtype), normal(n, g, dtype=dtype)
-    out = torch.full((g, k), torch.nan, dtype=dtype)
+    out, sums = torch.full((g, k), torch.nan, dtype=dtype), torch.full((g,), torch.nan, dtype=dtype)
     kernels.dense_weight_grad(grad, x, out)
     close(out, grad.double().T @ x.double())
+    again = torch.full_like(out, torch.nan)
+    kernels.dense_weight_grad(grad, x, again, sums)
+    assert torch.equal(again, out)
+    close(sums, grad.double().sum(0))
 
 
 def test_a_row_is_the_same_to_the_bit_wherever_it_is_and_threads_change_nothing() -> None:
@@ -59,18 +63,20 @@ def test_a_row_is_the_same_to_the_bit_wherever_it_is_and_threads_change_nothing(
     kernels.dense(x[37:468], w, part)
     assert torch.equal(part, whole[37:468])
     before = torch.get_num_threads()
-    sums = []
+    sums, more = [], torch.empty(3, 50)
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             again, sums = torch.empty_like(whole), [*sums, torch.empty(50, 70)]
             kernels.dense(x, w, again)
-            kernels.dense_weight_grad(x, whole, sums[-1])
+            kernels.dense_weight_grad(x, whole, sums[-1], more[len(sums) - 1])
             assert torch.equal(again, whole)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[0], sums[2])
+    assert torch.equal(more[0], more[1])
+    assert torch.equal(more[0], more[2])
 
 
 def test_numbers_that_are_not_finite_stay_in_their_row() -> None:
@@ -107,3 +113,5 @@ def test_a_gradient_of_weights_with_rows_of_another_length_is_refused() -> None:
         kernels.dense_weight_grad(OUT, W, torch.empty(4, 4))
     with pytest.raises(ValueError, match=r"out must be float32 of shape \[4, 2\]"):
         kernels.dense_weight_grad(OUT, X, W)
+    with pytest.raises(ValueError, match=r"sums must be float32 of shape \[4\]"):
+        kernels.dense_weight_grad(OUT, X, torch.empty(4, 2), torch.empty(5))

@@ -57,7 +57,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "scatter_add_rows": (torch.zeros(SHAPE, dtype=X.dtype), INDEX, normal(20, 5)),
     "dropout": (X, torch.arange(len(X)), torch.zeros_like(X), 0.5, 1, 2, 3),
     "dense": (X, normal(5, 3), normal(3), zeros(len(X), 3), False),
-    "dense_weight_grad": (normal(len(X), 4), X, zeros(4, 5)),
+    "dense_weight_grad": (normal(len(X), 4), X, zeros(4, 5), zeros(4)),
     "gat": (
         *PLACE, SOURCES, normal(N, H), normal(R.num_rows, H), EDGE[:, :H].contiguous(), 0.2, *DROP,
         *SOFTMAX,

@@ -38,8 +38,9 @@ def dense(
     _ops.dense(x, w, bias, out, accumulate)
 
 
-def dense_weight_grad(grad: Tensor, x: Tensor, out: Tensor) -> None:
-    """out = gradᵀ x. grad: [n, G]; x: [n, K] in its dtype, float32 or float64; out: [G, K].
+def dense_weight_grad(grad: Tensor, x: Tensor, out: Tensor, sums: Tensor | None = None) -> None:
+    """out = gradᵀ x and, if given, sums = Σ grad over the rows. grad: [n, G]; x: [n, K] in its
+    dtype, float32 or float64; out: [G, K]; sums: [G].
 
     Rows are summed in at most 64 runs of consecutive ones, and then the runs, on any number of
     threads.
@@ -47,7 +48,9 @@ def dense_weight_grad(grad: Tensor, x: Tensor, out: Tensor) -> None:
     _check_rows("grad", grad)
     check("x", x, grad.dtype, (grad.shape[0], None), grad)
     check("out", out, grad.dtype, (grad.shape[1], x.shape[1]), grad)
-    _ops.dense_weight_grad(grad, x, out)
+    if sums is not None:
+        check("sums", sums, grad.dtype, (grad.shape[1],), grad)
+    _ops.dense_weight_grad(grad, x, out, sums)
 
 
 def _check_rows(name: str, x: Tensor) -> None:

@@ -120,7 +120,7 @@ gather_rows = _register(reference.gather_rows, _gather_on_cpu, "out")
 scatter_add_rows = _register(reference.scatter_add_rows, native.scatter_add_rows, "out")
 dropout = _register(reference.dropout, _dropout_on_cpu, "out")
 dense = _register(reference.dense, native.dense, "out")
-dense_weight_grad = _register(reference.dense_weight_grad, native.dense_weight_grad, "out")
+dense_weight_grad = _register(reference.dense_weight_grad, native.dense_weight_grad, "out sums")
 
 
 def _register_attention(name: str, mutates: str) -> Callable[..., None]:

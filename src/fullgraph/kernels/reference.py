@@ -129,8 +129,10 @@ def dense(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, accumulate: bo
             out.add_(bias)
 
 
-def dense_weight_grad(grad: Tensor, x: Tensor, out: Tensor) -> None:
+def dense_weight_grad(grad: Tensor, x: Tensor, out: Tensor, sums: Tensor | None) -> None:
     torch.mm(grad.T, x, out=out)
+    if sums is not None:
+        torch.sum(grad, 0, out=sums)
 
 
 _MASK = 0xFFFFFFFF

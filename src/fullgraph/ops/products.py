@@ -47,12 +47,12 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x, w), dy = ctx.saved_tensors, dy.contiguous()
         needed = ctx.needs_input_grad
-        return (
-            _product(dy, w) if needed[0] else None,
-            _weight_grad(dy, x) if needed[1] else None,
-            dy.sum(0) if needed[2] else None,
-            dy if needed[3] else None,
-        )
+        dw = dbias = None
+        if needed[2]:
+            dbias = dy.new_empty(dy.shape[1]) if needed[1] else dy.sum(0)
+        if needed[1]:
+            dw = _weight_grad(dy, x, dbias)
+        return _product(dy, w) if needed[0] else None, dw, dbias, dy if needed[3] else None
 
 
 class _TwoProducts(torch.autograd.Function):
@@ -114,9 +114,10 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-def _weight_grad(dy: Tensor, x: Tensor) -> Tensor:
+def _weight_grad(dy: Tensor, x: Tensor, dbias: Tensor | None = None) -> Tensor:
+    """dyᵀ x; dbias, if given, becomes Σ dy."""
     out = x.new_empty(dy.shape[1], x.shape[1])
-    kernels.dense_weight_grad(dy, x, out)
+    kernels.dense_weight_grad(dy, x, out, dbias)
     return out
 
 

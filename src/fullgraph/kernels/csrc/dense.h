@@ -130,21 +130,39 @@ void dense(const T* x, const T* w, int64_t w_k, int64_t w_j, const T* bias, T* o
     for_each_row(rounded_up(num_rows, kRowsAtOnce), num_rows * num_columns, rows_at_once);
 }
 
-// out[i, j] = Σ_r a[r, i] b[r, j] for a [n, G], b [n, K]: what weights get of a gradient.
+// sums[i] += Σ_r a[r, i] for a [rows, G].
 template <typename T>
-void dense_weight_grad(const T* a, const T* b, T* out, int64_t num_rows, int64_t num_a,
+inline void add_rows(const T* a, int64_t rows, int64_t num_a, T* sums) {
+    for_each_tile<T, 1>(num_a, [&](int64_t first, int64_t done, auto width) {
+        constexpr int W = decltype(width)::value;
+        T sum[W] = {};
+        for (int64_t r = 0; r < rows; ++r) {
+#pragma omp simd
+            for (int f = 0; f < W; ++f) sum[f] += a[r * num_a + first + f];
+        }
+        for (int64_t f = done; f < W; ++f) sums[first + f] += sum[f];
+    });
+}
+
+// out[i, j] = Σ_r a[r, i] b[r, j] for a [n, G], b [n, K]: what weights get of a gradient; and what
+// biases get, sums[i] = Σ_r a[r, i], unless null.
+template <typename T>
+void dense_weight_grad(const T* a, const T* b, T* out, T* sums, int64_t num_rows, int64_t num_a,
                        int64_t num_b) {
     constexpr int64_t C = tile_columns<T>();
     const int64_t segment = larger(1, rounded_up(rounded_up(num_rows, kSegments), kDepth)) * kDepth;
     const int64_t num_segments = larger(1, rounded_up(num_rows, segment));
-    const Scratch<T> partial(num_segments * num_a * num_b);
+    const int64_t size = num_a * (num_b + 1);
+    const Scratch<T> partial(num_segments * size);
     for_each_row(num_segments, num_rows * num_a, [&](int64_t s) {
-        T* into = partial.get() + s * num_a * num_b;
-        for (int64_t e = 0; e < num_a * num_b; ++e) into[e] = 0;
+        T* into = partial.get() + s * size;
+        T* into_sums = into + num_a * num_b;
+        for (int64_t e = 0; e < size; ++e) into[e] = 0;
         Panels<T> panels(kDepth, num_b);
         const int64_t end = smaller(num_rows, (s + 1) * segment);
         for (int64_t row = s * segment; row < end; row += kDepth) {
             const int64_t depth = smaller(kDepth, end - row);
+            if (sums) add_rows(a + row * num_a, depth, num_a, into_sums);
             panels.pack(b + row * num_b, num_b, 1, depth);
             for (int64_t first = 0; first < num_b; first += C) {
                 const int64_t width = smaller(C, num_b - first);
@@ -161,12 +179,14 @@ void dense_weight_grad(const T* a, const T* b, T* out, int64_t num_rows, int64_t
             }
         }
     });
-    for_each_row(num_a, num_segments * num_a * num_b, [&](int64_t i) {
-        for (int64_t j = 0; j < num_b; ++j) {
-            T total = 0;
-            for (int64_t s = 0; s < num_segments; ++s) total += partial.get()[(s * num_a + i) * num_b + j];
-            out[i * num_b + j] = total;
-        }
+    const auto total = [&](int64_t element) {
+        T sum = 0;
+        for (int64_t s = 0; s < num_segments; ++s) sum += partial.get()[s * size + element];
+        return sum;
+    };
+    for_each_row(num_a, num_segments * size, [&](int64_t i) {
+        for (int64_t j = 0; j < num_b; ++j) out[i * num_b + j] = total(i * num_b + j);
+        if (sums) sums[i] = total(num_a * num_b + i);
     });
 }
 
