@@ -164,12 +164,14 @@ def test_gradients_by_target(
 
 @HOW
 @DTYPE
-@pytest.mark.parametrize("name", ["gat", "gatv2", "dot"])
+@pytest.mark.parametrize("name", ["gat", "gat of a mean", "gatv2", "dot"])
 @pytest.mark.parametrize(("kind", "heads", "channels"), BY_SOURCE)
 def test_gradients_by_source(
     kind: str, heads: int, channels: int, name: str, dtype: torch.dtype, how: str
 ) -> None:
     r, width, data = ranges(kind), heads * channels, Data(dtype)  # columns are targets here
+    dout_width = channels if name == "gat of a mean" else width  # or all heads have the same
+    name = name.split()[0]
     num_targets, num_edges = r.num_sources, len(r.cols)
     with_edge, dropout, drop = options(how, num_edges)
     index = torch.randperm(num_edges, generator=generator(4))
@@ -188,7 +190,7 @@ def test_gradients_by_source(
         targets.append(data.sums(heads, channels))
     after = [
         made_state(data, num_targets, heads, 4 if name == "gat" else 3),
-        data.sums(num_targets, width),
+        data.sums(num_targets, dout_width),
     ]
     edge_width = heads if name == "gat" else width
     edge = data.sums(num_edges, edge_width) if with_edge else (None, None)
@@ -222,9 +224,10 @@ def test_rows_of_a_hundred_thousand_edges() -> None:
 
 
 @DTYPE
-def test_head_dots(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("width", [12, 4])  # that of all heads, or of one, which is for all
+def test_head_dots(width: int, dtype: torch.dtype) -> None:
     data = Data(dtype)
-    (x, x64), (_, _) = data.sums(70, 12), data.sums(1, 1)
+    (x, x64), (_, _) = data.sums(70, width), data.sums(1, 1)
     y = normal(70, 12, dtype=dtype, seed=30)
     out, out64 = data.wide_sums(70, 3)
     kernels.head_dots(x, y, out)

@@ -80,17 +80,19 @@ def gat_grad(
     """All gradients of `gat`, by source; each is added to.
 
     Args:
-        state: [n, 4 H], the fourth being the target_logit. dout: [n, H C].
+        state: [n, 4 H], the fourth being the target_logit. dout: [n, H C], or [n, C], which is
+            then that of every head.
         dvalue: [S, H C]; dsource_logit: [S, H]; dtarget_logit: [n, H]; dedge_logit: [E, H].
     """
     heads = source_logit.shape[1]
     dtype = _check_sources(value, {
-        "value": (value, dout.shape[1]), "source_logit": (source_logit, heads),
+        "value": (value, _of_all_heads(dout, value, heads)), "source_logit": (source_logit, heads),
     })  # fmt: skip
     _check_gradients(value, dtype, {
         "dvalue": (dvalue, value.shape), "dsource_logit": (dsource_logit, source_logit.shape),
     })  # fmt: skip
-    _check_state(state, dout, 4 * heads, heads, dtype)
+    _check_state(state, dout, 4 * heads, 1, dtype)
+    _check_heads(value.shape[1], heads)
     check("dtarget_logit", dtarget_logit, dtype, (dout.shape[0], heads), value)
     _check_by_source(begin, end, cols, None, index, edge_logit, dropout, value)
     _check_edges("edge_logit", edge_logit, cols, heads, dtype, value)
@@ -239,17 +241,17 @@ def dot_grad_source(
 
 
 def head_dots(x: Tensor, y: Tensor, out: Tensor) -> None:
-    """out[i, h] = <x[i, h], y[i, h]>.
+    """out[i, h] = <x[i, h], y[i, h]>, or <x[i], y[i, h]>.
 
     Args:
-        x: [n, H C] and out: [n, H] in the dtype of sums over y [n, H C]. out may be columns of
-            wider rows.
+        x: [n, H C], or [n, C], and out: [n, H] in the dtype of sums over y [n, H C]. out may be
+            columns of wider rows.
     """
-    dtype = _check_sources(y, {"y": (y, x.shape[1])})
-    check("x", x, dtype, tuple(y.shape), y)
-    check("y", y, y.dtype, tuple(x.shape), y)
+    dtype = _check_sources(y, {"y": (y, _of_all_heads(x, y, out.shape[1]))})
+    check("x", x, dtype, (y.shape[0], None), y)
+    check("y", y, y.dtype, tuple(y.shape), y)
     _check_gradients(y, dtype, {"out": (out, torch.Size((x.shape[0], out.shape[1])))})
-    _check_heads(x.shape[1], out.shape[1])
+    _check_heads(y.shape[1], out.shape[1])
     _ops.head_dots(x, y, out)
 
 
@@ -301,6 +303,12 @@ def _check_state(state: Tensor, dout: Tensor, width: int, heads: int, dtype: tor
     check("dout", dout, dtype, (None, None), dout)
     check("state", state, dtype, (dout.shape[0], width), dout)
     _check_heads(dout.shape[1], heads)
+
+
+def _of_all_heads(rows: Tensor, of_heads: Tensor, heads: int) -> int:
+    """Columns that rows [*, H C] and `of_heads` have in common, or those of one head all heads."""
+    shared = rows.shape[1] < of_heads.shape[1]
+    return rows.shape[1] * heads if shared else rows.shape[1]
 
 
 def _check_heads(width: int, heads: int) -> None:

@@ -101,6 +101,7 @@ def gat_grad(
 ) -> None:  # fmt: skip
     source, to, e = _ends_by_source(begin, end, cols, None, index)
     heads = source_logit.shape[1]
+    dout = _of_all_heads(dout, value)
     target_logit = state[to, 3 * heads :]
     logit = _gat_logit(source_logit[source], target_logit, edge_logit, e)
     keep = _keep(ids, e, logit, p, seed, step, layer)
@@ -175,7 +176,7 @@ def dot_grad_source(
 
 
 def head_dots(x: Tensor, y: Tensor, out: Tensor) -> None:
-    out.copy_(_dots(x, y, out.shape[1]))
+    out.copy_(_dots(_of_all_heads(x, y), y, out.shape[1]))
 
 
 def _softmax_grad(
@@ -284,6 +285,11 @@ def _with_edge(x: Tensor, edge: Tensor | None, e: Tensor, dtype: torch.dtype) ->
 
 def _per_head(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(1, (heads, x.shape[1] // heads))
+
+
+def _of_all_heads(rows: Tensor, like: Tensor) -> Tensor:
+    """[*, H C] of rows [*, H C], or of [*, C] that are those of every head."""
+    return rows.repeat(1, like.shape[1] // max(rows.shape[1], 1))
 
 
 def _dots(x: Tensor, y: Tensor, heads: int) -> Tensor:

@@ -74,7 +74,7 @@ class _Attention(Generic):
         self, graph: DistributedGraph, attention: Callable[..., Tensor], *rows: Tensor,
         **options: Any,
     ) -> Tensor:  # fmt: skip
-        """[n, H C] or, for the mean of the heads, [n, C]."""
+        """[n, H C] or, for the mean of the heads, which `attention` may take itself, [n, C]."""
         p = self.dropout if self.training else 0.0
 
         def run(under: RowFunctions) -> Tensor:
@@ -82,7 +82,8 @@ class _Attention(Generic):
             return attention(graph, *rows, p=p, key=key, layer=self.fullgraph_layer, **options)
 
         out = with_rows(run)
-        out = out.flatten(1) if self.concat else mean_of_heads(out)
+        if out.dim() == 3:
+            out = out.flatten(1) if self.concat else mean_of_heads(out)
         return out if graph.types is None else of_rows(out, graph.node_id)
 
     def _split(self, rows: Tensor) -> Tensor:
@@ -141,6 +142,7 @@ class GATConv(_Attention, pyg.GATConv):
                 target_logit,
                 edge_logit=edge_logit,
                 negative_slope=self.negative_slope,
+                mean=not self.concat,
             )
         if self.res is not None:
             out = out + project(self.res, target)

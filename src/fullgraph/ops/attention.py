@@ -32,6 +32,7 @@ from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.kernels.reference import edges_of
 from fullgraph.ops.dropout import DropoutKey
 from fullgraph.ops.halo import Pieces, fetch_and_send_back, for_each_source, new_halo
+from fullgraph.ops.pointwise import mean_of_heads
 from fullgraph.ops.slices import Slices
 from fullgraph.ops.targets import fetch_targets, return_partials, sum_to_owners
 
@@ -70,13 +71,14 @@ def gat_attention(
 def gat_attention_of_rows(
     graph: DistributedGraph, rows: Tensor, target_logit: Tensor, *,
     edge_logit: Tensor | None = None, negative_slope: float = 0.2, p: float = 0.0,
-    key: DropoutKey | None = None, layer: str = "-",
+    key: DropoutKey | None = None, layer: str = "-", mean: bool = False,
 ) -> Tensor:  # fmt: skip
     """`gat_attention` where a source's values and logits are one row already, as they travel.
 
     Args:
         rows: [m, H C + H]: a source's values, head after head, and then its logits.
         target_logit: [n, H]. All else as for `gat_attention`.
+        mean: return the mean of the heads, [n, C], whose gradient is then not made for each head.
     """
     heads = target_logit.shape[1]
     _check("rows", rows, (graph.num_sources, rows.shape[1]))
@@ -89,7 +91,7 @@ def gat_attention_of_rows(
     if edge_logit is not None:
         _check("edge_logit", edge_logit, (graph.num_local_edges, heads))
     options = _Options(graph, _dropout(p, key), layer, {"slope": negative_slope})
-    return _Gat.apply(rows, target_logit, edge_logit, options)
+    return _Gat.apply(rows, target_logit, edge_logit, options, mean)
 
 
 def gatv2_attention(
@@ -177,7 +179,7 @@ class _Gat(torch.autograd.Function):
     v, s  [m, H C + H]  side by side; float32, float64 or bfloat16
     t     [n, H]
     l     [E, H]        optional
-    z     [n, H, C]     dtype of v; found in float32 for bfloat16
+    z     [n, H, C]     dtype of v; found in float32 for bfloat16. Or its mean over H, [n, C]
     ====  ============  ==================================================
 
     Backward: one pass over the sources gives every gradient; it needs their rows again, kept or
@@ -186,8 +188,9 @@ class _Gat(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, target_logit: Tensor, edge_logit: Tensor | None, options: _Options
-    ) -> Tensor:
+        ctx: Any, rows: Tensor, target_logit: Tensor, edge_logit: Tensor | None, options: _Options,
+        mean: bool,
+    ) -> Tensor:  # fmt: skip
         graph, dtype, heads = options.graph, _wide(rows.dtype), target_logit.shape[1]
         channels, rows = rows.shape[1] // heads - 1, rows.contiguous()
         ctx.call = graph.stale.call(graph, options.layer)
@@ -211,9 +214,9 @@ class _Gat(torch.autograd.Function):
         for_each_source(graph, sources.rows, use, layer=ctx.call, halo=halo)
         softmax = share.merge(softmax)
         out = softmax.out.view(-1, heads, channels).to(rows.dtype)
-        ctx.options, ctx.share = options, share
+        ctx.options, ctx.share, ctx.mean = options, share, mean
         ctx.save_for_backward(rows, target_logit, edge_logit, halo, out, softmax.top, softmax.total)
-        return out
+        return mean_of_heads(out) if mean else out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -222,6 +225,10 @@ class _Gat(torch.autograd.Function):
         options: _Options = ctx.options
         share: _Heads = ctx.share
         graph, dtype, widths = options.graph, top.dtype, [share.channels, 1]
+        if ctx.mean:  # the same for every head
+            grad = grad / share.heads
+            if graph.targets is not None:  # which slices of the columns may go to
+                grad = grad.unsqueeze(1).expand(out.shape)
         dout = _rows(grad).to(dtype)
         state = _state(dout, out, top, total, target_logit.to(dtype))
         dout, state = share.gradient_to_targets(dout, state)
@@ -252,7 +259,7 @@ class _Gat(torch.autograd.Function):
             dedge_logit = share.among_all(dedge_logit, 1).to(edge_logit.dtype)
         dtarget_logit = share.to_owners(dtarget_logit, 1)
         drows = share.slices(*widths).join(grads.pieces)
-        return drows.to(out.dtype), dtarget_logit.to(target_logit.dtype), dedge_logit, None
+        return drows.to(out.dtype), dtarget_logit.to(target_logit.dtype), dedge_logit, None, None
 
 
 class _Kind(NamedTuple):
@@ -407,12 +414,13 @@ class _Softmax(NamedTuple):
 def _state(
     dout: Tensor, out: Tensor, top: Tensor, total: Tensor, target_logit: Tensor | None = None
 ) -> Tensor:
-    """What a gradient needs of a target, side by side: [n, 3 H], or [n, 4 H] with target_logit."""
+    """What a gradient needs of a target, side by side: [n, 3 H], or [n, 4 H] with target_logit.
+    dout: [n, H C], or [n, C] for all heads; out: [n, H, C]."""
     n, heads = top.shape
     state = kernels.new_empty(top, n, 3 if target_logit is None else 4, heads)
     state[:, 0] = top
     state[:, 1] = total.reciprocal().masked_fill_(total == 0, 0)
-    kernels.head_dots(dout, out.view(dout.shape), state[:, 2])
+    kernels.head_dots(dout, out.flatten(1), state[:, 2])
     if target_logit is not None:
         state[:, 3] = target_logit
     return state.flatten(1)

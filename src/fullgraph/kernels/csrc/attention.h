@@ -39,12 +39,13 @@ struct Softmax {
 };
 
 // What gradients need of a target row: [n, width], of which 3 H are top, 1 / total, <dout, out>, and
-// for gat H more, its logits; and dout [n, H C].
+// for gat H more, its logits; and dout [n, H C], or for gat [n, C], which all heads have then.
 template <typename T>
 struct Targets {
     const T* state;
     const T* dout;
     int64_t num_rows;
+    int64_t dout_width;
 };
 
 // Dropout of coefficients; null ids: none. The first of the heads at hand is first_head of all.
@@ -133,6 +134,7 @@ inline T inverse(T total) {
 
 constexpr int64_t kRunBytes = 1 << 14;                // of rows, in the first-level cache
 constexpr int64_t kBuffer = 1024;                     // elements of a run's [edge][head]
+constexpr int64_t kLongestRun = 64;                   // edges
 constexpr int64_t kSlack = kMaxHeads;                 // to fill up the last lanes
 template <typename T>
 struct Buffer {
@@ -143,7 +145,7 @@ struct Buffer {
 template <typename X>
 inline int64_t run_length(Heads heads) {
     const int64_t fit = kRunBytes / larger(1, width_of(heads) * int64_t(sizeof(X)));
-    return larger(1, smaller(kBuffer / heads.count, larger(8, smaller(64, fit))));
+    return larger(1, smaller(kBuffer / heads.count, larger(8, smaller(kLongestRun, fit))));
 }
 
 // Calls body(integral_constant<H>) with the number of heads, or 0 for one that is not common.
@@ -609,6 +611,8 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
               T* dtarget_logit, T* dedge_logit, T* parts) {
     const EdgeRanges& edges = by_source.ranges;
     const int64_t H = heads.count, width = width_of(heads), run = run_length<T>(heads);
+    const Heads one_head = {1, heads.channels};
+    const bool shared = targets.dout_width < width;
     const T below = static_cast<T>(slope);
     const int64_t pieces = num_parts(edges, targets.num_rows);
     const int64_t size = targets.num_rows * H;
@@ -619,7 +623,10 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
             const Ahead ahead(edges, j);
             Grads<T> g;
             Buffer<T> raw;
+            T of_head[kLongestRun];
             const X* mine = source_logit.data + j * source_logit.stride;
+            const X* own_value = value.data + j * value.stride;
+            T* own_dvalue = dvalue.data + j * dvalue.stride;
             for (int64_t e = edges.begin[j]; e < edges.end[j]; e += run) {
                 const int64_t count = smaller(run, edges.end[j] - e);
                 const int32_t* to = edges.cols + e;
@@ -640,17 +647,31 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
                 });
 #pragma omp simd
                 for (int64_t k = 0; k < count * H; ++k) g.logit.at[k] = leaky(raw.at[k], below);
-                const RunRows<T> dout = {targets.dout, width, to, 0};
+                const RunRows<T> dout = {targets.dout, targets.dout_width, to, 0};
                 const Fetch fetch = {&edges, &ahead, e, 3,
-                                     {columns_of(targets.dout, width),
+                                     {columns_of(targets.dout, targets.dout_width),
                                       whole_rows(targets.state, 4 * H, 4 * H), whole_rows(sums, H, H)}};
-                dot_run(heads, count, value.data + j * value.stride, g.dweight.at, dout,
-                        RunEdges<const T>{}, fetch);
+                if (!shared) {
+                    dot_run(heads, count, own_value, g.dweight.at, dout, RunEdges<const T>{}, fetch);
+                }
+                for (int64_t h = 0; shared && h < H; ++h) {
+                    dot_run(one_head, count, own_value + h * heads.channels, of_head, dout,
+                            RunEdges<const T>{}, h ? kNoFetch : fetch);
+                    for (int64_t k = 0; k < count; ++k) g.dweight.at[k * H + h] = of_head[k];
+                }
                 finish_run(g, count, H, drop, [&](int64_t k) {
                     return drop.ids[by_source.index[e + k]];
                 });
-                add_run(heads, count, g.logit.at, static_cast<const T*>(nullptr),
-                        dvalue.data + j * dvalue.stride, dout, RunEdges<const T>{}, kNoFetch);
+                const T* as_it_is = nullptr;
+                if (!shared) {
+                    add_run(heads, count, g.logit.at, as_it_is, own_dvalue, dout,
+                            RunEdges<const T>{}, kNoFetch);
+                }
+                for (int64_t h = 0; shared && h < H; ++h) {
+                    for (int64_t k = 0; k < count; ++k) of_head[k] = g.logit.at[k * H + h];
+                    add_run(one_head, count, of_head, as_it_is, own_dvalue + h * heads.channels, dout,
+                            RunEdges<const T>{}, kNoFetch);
+                }
                 T* draw = g.dweight.at;
 #pragma omp simd
                 for (int64_t k = 0; k < count * H; ++k) draw[k] *= raw.at[k] > 0 ? T(1) : below;
@@ -1010,15 +1031,17 @@ void dot_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X> 
     });
 }
 
-// out[i, h] = <x[i, h], y[i, h]>.
+// out[i, h] = <x[i, h], y[i, h]>, or <x[i], y[i, h]> where x has the channels of one head.
 template <typename X, typename T>
-void head_dots(Heads heads, int64_t num_rows, const T* x, const X* y, Rows<T> out) {
+void head_dots(Heads heads, int64_t num_rows, const T* x, int64_t x_width, const X* y, Rows<T> out) {
+    const int64_t step = x_width < width_of(heads) ? 0 : heads.channels;
     for_each_row(num_rows, num_rows * width_of(heads), [&](int64_t i) {
         for (int64_t h = 0; h < heads.count; ++h) {
-            const int64_t at = (i * heads.count + h) * heads.channels;
+            const T* own = x + i * x_width + h * step;
+            const X* other = y + (i * heads.count + h) * heads.channels;
             T sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t c = 0; c < heads.channels; ++c) sum += x[at + c] * widen(y[at + c]);
+            for (int64_t c = 0; c < heads.channels; ++c) sum += own[c] * widen(other[c]);
             out.data[i * out.stride + h] = sum;
         }
     });

@@ -181,13 +181,13 @@ void bind_dense_kernels(nb::module_& m) {
         "accumulate"_a);
     m.def(
         "dense_weight_grad",
-        [](Matrix<const T> grad, Matrix<const T> x, Matrix<T> out) {
+        [](Matrix<const T> grad, Matrix<const T> x, Matrix<T> out, Maybe<Vector<T>> sums) {
             nb::gil_scoped_release release;
-            kernels.dense<T>().dense_weight_grad(grad.data(), x.data(), out.data(),
+            kernels.dense<T>().dense_weight_grad(grad.data(), x.data(), out.data(), sums ? sums->data() : nullptr,
                                                  int64_t(x.shape(0)), int64_t(grad.shape(1)),
                                                  int64_t(x.shape(1)));
         },
-        "grad"_a.noconvert(), "x"_a.noconvert(), "out"_a.noconvert());
+        "grad"_a.noconvert(), "x"_a.noconvert(), "out"_a.noconvert(), "sums"_a.noconvert().none());
 }
 
 // ---- Attention -------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ Heads heads_of_state(const Matrix<const T>& dout, const Matrix<const T>& state) 
 
 template <typename T>
 Targets<T> targets_of(const Matrix<const T>& state, const Matrix<const T>& dout) {
-    return {state.data(), dout.data(), int64_t(dout.shape(0))};
+    return {state.data(), dout.data(), int64_t(dout.shape(0)), int64_t(dout.shape(1))};
 }
 
 EdgesBySource by_source(const Ids& begin, const Ids& end, const Cols& cols,
@@ -272,7 +272,7 @@ void bind_attention_kernels(nb::module_& m) {
             const declared::Scratch<T> parts(declared::num_parts(edges.ranges, dout.shape(0)) *
                                           int64_t(dtarget_logit.size()));
             kernels.attention<X>().gat_grad(
-                edges, heads_of(dout, dtarget_logit), rows_of(value), rows_of(source_logit),
+                edges, heads_of(value, dtarget_logit), rows_of(value), rows_of(source_logit),
                 data_of(edge_logit), targets_of<T>(state, dout), slope,
                 drop_of(ids, threshold, scale, seed, step, layer), rows_of(dvalue),
                 rows_of(dsource_logit), dtarget_logit.data(), data_of(dedge_logit), parts.get());
@@ -402,8 +402,8 @@ void bind_attention_kernels(nb::module_& m) {
         "head_dots",
         [](Matrix<const T> x, Matrix<const X> y, Strided<T> out) {
             nb::gil_scoped_release release;
-            kernels.attention<X>().head_dots(heads_of(x, out), int64_t(x.shape(0)), x.data(),
-                                             y.data(), rows_of(out));
+            kernels.attention<X>().head_dots(heads_of(y, out), int64_t(x.shape(0)), x.data(),
+                                             int64_t(x.shape(1)), y.data(), rows_of(out));
         },
         "x"_a.noconvert(), "y"_a.noconvert(), "out"_a.noconvert());
 }

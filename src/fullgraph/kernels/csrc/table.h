@@ -33,7 +33,7 @@ template <typename T>
 struct DenseKernels {
     void (*dense)(const T*, const T*, int64_t, int64_t, const T*, T*, int64_t, int64_t, int64_t,
                   bool);
-    void (*dense_weight_grad)(const T*, const T*, T*, int64_t, int64_t, int64_t);
+    void (*dense_weight_grad)(const T*, const T*, T*, T*, int64_t, int64_t, int64_t);
 };
 
 template <typename X, typename T>
@@ -57,7 +57,7 @@ struct AttentionKernels {
                             Targets<T>, Drop, T*, T*);
     void (*dot_grad_source)(const EdgesBySource&, Heads, Sources, Sources, const T*, const T*,
                             Targets<T>, Drop, Rows<T>, Rows<T>);
-    void (*head_dots)(Heads, int64_t, const T*, const X*, Rows<T>);
+    void (*head_dots)(Heads, int64_t, const T*, int64_t, const X*, Rows<T>);
 };
 
 struct Table {
