@@ -52,16 +52,17 @@ def main() -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """The graph once, as one part and as eight."""
+    """The graph as it came, for PyG, and in parts, whose nodes come in clusters."""
     from fullgraph.graph.folder import save
     from fullgraph.graph.partition import partition
     from fullgraph.graph.sources import read
 
     whole = read(args.graph)
     print(f"{args.graph}: {whole.num_edges:,} directed edges", flush=True)
+    save(partition(whole, 1), Path(args.folder) / "as-it-came")
     workers = {int(s.split(":")[1]) for s in args.systems.split(",") if s.startswith("full:")}
-    for parts in {1, *workers}:
-        save(partition(whole, parts), Path(args.folder) / f"parts-{parts}")
+    for parts in workers:
+        save(partition(whole, parts, order="clusters"), Path(args.folder) / f"parts-{parts}")
 
 
 def run_system(system: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def pyg_step(args: argparse.Namespace) -> Any:
 
     from fullgraph.graph.folder import PartitionedFolder
 
-    folder = PartitionedFolder.open(f"{args.folder}/parts-1")
+    folder = PartitionedFolder.open(f"{args.folder}/as-it-came")
     part = folder.part(0)
     edges = torch.stack([part.src, part.dst]).long()
     edges = edges[:, part.edge_id.argsort()]  # in the order in which they came

@@ -106,13 +106,23 @@ def cut(data: Data, num_parts: int, empty_part: bool = False) -> PartitionedVert
     src, dst = by_node.graph.edge_index
     anywhere = torch.arange(src.numel(), dtype=torch.int32) * 7 % 11 % num_parts
     edge_part = torch.where(src == dst, by_node.assignment[dst], anywhere)
-    return PartitionedVertexCut(by_node.graph, by_node.assignment, edge_part, num_parts)
+    return PartitionedVertexCut(
+        by_node.graph, by_node.assignment, edge_part, num_parts, by_node.cluster
+    )
 
 
 def partitioned(data: Data, num_parts: int, empty_part: bool = False) -> PartitionedInMemory:
-    """By node id modulo parts: the worst locality there is; optionally part 1 left empty."""
+    """By node id modulo parts: the worst locality there is; optionally part 1 left empty. With an
+    even number of parts, nodes of a part are not in the order of their ids."""
     whole = read(data, allow_nonfinite=True)
     part = torch.arange(whole.num_nodes, dtype=torch.int32) % num_parts
     if empty_part and num_parts > 1:
         part[part == 1] = 0
-    return PartitionedInMemory(whole, part, num_parts)
+    return PartitionedInMemory(whole, part, num_parts, shuffled(whole.num_nodes, num_parts))
+
+
+def shuffled(num_nodes: int, num_parts: int) -> Tensor | None:
+    """A cluster for each node, so that no part is sorted; None with an odd number of parts."""
+    if num_parts % 2:
+        return None
+    return torch.arange(num_nodes, dtype=torch.int32) * 11 % 7

@@ -56,7 +56,7 @@ def typed_label(part: Part) -> None:
 SPOILT = [
     ("plain", put("node_id", 0, -1), r"node_id\[0\] is -1, but there are 60 nodes"),
     ("plain", put("node_id", -1, 60), r"node_id\[19\] is 60, but there are 60 nodes"),
-    ("plain", put("node_id", 4, 20), r"node_id\[4\] is not above the one before"),
+    ("plain", put("node_id", 4, 20), "node 20 is in node_id twice"),
     ("plain", put("source_offsets", 0, 1), "source_offsets do not ascend from 0"),
     ("plain", put("source_offsets", 1, 10_000), "source_offsets do not ascend from 0"),
     ("plain", put("source_offsets", -1, 5), "source_offsets do not ascend from 0"),

@@ -30,6 +30,9 @@ def partition(
         help="Of vertex-cut: the most edges of a part over the mean, such as 1.05; no limit unless "
         "given.")] = None,
     seed: Annotated[int, typer.Option(help="Of the method.")] = 0,
+    order: Annotated[str, typer.Option(
+        help="Of the nodes of a part: clusters, neighbours near each other, which trains faster on "
+        "large graphs, or given, by id.")] = "clusters",
     split: Annotated[int, typer.Option(help="Which split, where there are several.")] = 0,
     overwrite: Annotated[bool, typer.Option(
         "--overwrite", help="Replace a partitioned graph that is there.")] = False,
@@ -38,15 +41,16 @@ def partition(
     with errors_in_a_line():
         if out.exists() and not overwrite:
             raise ValueError(f"{out} exists; choose another --out, or add --overwrite")
-        _partition(graph, parts, out, placement, method, balance, seed, split, overwrite)
+        _partition(graph, parts, out, placement, method, balance, seed, order, split, overwrite)
     print(f"partitioned graph: {out}")
 
 
 def _partition(
     graph: str, parts: int, out: Path, placement: str, method: str | None, balance: float | None,
-    seed: int, split: int, overwrite: bool,
+    seed: int, order: str, split: int, overwrite: bool,
 ) -> None:  # fmt: skip
     from fullgraph.graph.disk import check_writable
+    from fullgraph.graph.order import check_order
     from fullgraph.graph.partition import check_method
     from fullgraph.training.config import check_parts
     from fullgraph.training.prepare import partition_to
@@ -54,7 +58,10 @@ def _partition(
     check_parts(parts, 1)
     method = check_method(method, placement, balance)
     check_writable(out.parent)
-    how = {"method": method, "seed": seed, "placement": placement, "balance": balance}
+    check_order(order)
+    how = {
+        "method": method, "seed": seed, "placement": placement, "balance": balance, "order": order
+    }  # fmt: skip
     partition_to(
         out, graph, parts, how, split=split, stage=Stages(), overwrite=overwrite,
         report=_print_report,

@@ -28,8 +28,7 @@ def check_part(meta: GraphMeta, part: Part) -> None:
     anything; whether other parts have the same node or edge is not seen here.
     """
     _check_within("node_id", part.node_id, meta.num_nodes, "nodes")
-    if (i := _first(part.node_id[1:] <= part.node_id[:-1])) is not None:
-        raise ValueError(f"node_id[{i + 1}] is not above the one before; ids of a part ascend")
+    _check_distinct(meta, part.node_id)
     _check_offsets(part)
     _check_ends(meta, part)
     _check_within("edge_id", part.edge_id, meta.num_edges, "edges")
@@ -54,6 +53,16 @@ def _check_within(
         raise ValueError(
             f"{name}[{first + i}] is {int(values[i])}{where}, but there are {count} {of}"
         )
+
+
+def _check_distinct(meta: GraphMeta, node_id: Tensor) -> None:
+    if (i := _first(node_id[1:] <= node_id[:-1])) is None:  # ascending, as many are
+        return
+    if meta.node_types:
+        raise ValueError(f"node_id[{i + 1}] is not above the one before, as ids of types are")
+    ascending = node_id.sort().values
+    if (i := _first(ascending[1:] == ascending[:-1])) is not None:
+        raise ValueError(f"node {int(ascending[i])} is in node_id twice")
 
 
 def _check_offsets(part: Part) -> None:

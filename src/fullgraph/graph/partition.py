@@ -18,6 +18,7 @@ from torch import Tensor
 from fullgraph import kernels
 from fullgraph.graph.assign import METHODS, assign_parts, check_num_parts, typed_union
 from fullgraph.graph.grouping import group_by
+from fullgraph.graph.order import check_order, clusters
 from fullgraph.graph.parts import (
     DESTINATION,
     MASK,
@@ -65,16 +66,23 @@ class PartitionedInMemory:
 
     ``graph``: the whole graph, valid, which is kept.
     ``assignment``: int32 [N], the part of each node.
+    ``cluster``: int32 [N], by which the nodes of a part come, and then by id; None: by id.
     Raises ValueError unless the assignment has N values in 0 .. num_parts - 1.
     """
 
-    def __init__(self, graph: WholeGraph, assignment: Tensor, num_parts: int) -> None:
+    def __init__(
+        self, graph: WholeGraph, assignment: Tensor, num_parts: int, cluster: Tensor | None = None
+    ) -> None:
         _check_assignment(assignment, graph.num_nodes, num_parts)
         self.graph = graph = canonical(graph)
         self.assignment = assignment.to(torch.int32)
-        self.num_parts = num_parts
+        self.num_parts, self.cluster = num_parts, cluster
         owner = self.assignment.numpy()
         self._node_offsets, self._nodes = group_by(owner, num_parts)
+        if cluster is not None:
+            self._nodes = self._nodes[
+                np.lexsort((cluster.numpy()[self._nodes], owner[self._nodes]))
+            ]
         self._edge_offsets, self._edges = group_by(self._place_edges(), num_parts)
         row = np.empty(graph.num_nodes, dtype=np.int32)
         row[self._nodes] = np.arange(graph.num_nodes) - np.repeat(
@@ -105,7 +113,7 @@ class PartitionedInMemory:
             part_edges=tuple(np.diff(self._edge_offsets).tolist()),
             part_labelled=tuple(per_part.tolist()),
             fields=fields_of(graph),
-            fingerprint=fingerprint(graph, self.assignment, self.num_parts),
+            fingerprint=fingerprint(graph, self.assignment, self.num_parts, self.cluster),
             num_relations=graph.num_relations,
         )
 
@@ -177,11 +185,12 @@ class PartitionedVertexCut(PartitionedInMemory):
     """
 
     def __init__(
-        self, graph: WholeGraph, assignment: Tensor, edge_part: Tensor, num_parts: int
-    ) -> None:
+        self, graph: WholeGraph, assignment: Tensor, edge_part: Tensor, num_parts: int,
+        cluster: Tensor | None = None,
+    ) -> None:  # fmt: skip
         _check_assignment(edge_part, graph.num_edges, num_parts, "edge_part")
         self.edge_part = edge_part.to(torch.int32)
-        super().__init__(graph, assignment, num_parts)
+        super().__init__(graph, assignment, num_parts, cluster)
 
     def _place_edges(self) -> NDArray[np.int32]:
         return self.edge_part.numpy()
@@ -323,7 +332,8 @@ def check_method(
 
 def partition(
     source: Source, num_parts: int, method: str | None = None, seed: int = 0,
-    placement: str = DESTINATION, balance: float | None = None, **read_options: Any,
+    placement: str = DESTINATION, balance: float | None = None, order: str = "given",
+    **read_options: Any,
 ) -> PartitionedInMemory:  # fmt: skip
     """Read a graph and partition it; see `read`.
 
@@ -338,12 +348,16 @@ def partition(
             `assign_parts`; of "vertex-cut", "libra", see `cut_vertices`.
         seed: of the method. The same arguments give the same parts.
         balance: of "vertex-cut": the most edges of a part over the mean; None: no limit.
+        order: of the nodes of a part: "given", by id, or "clusters", which trains faster where
+            rows do not fit into caches, see `fullgraph.graph.order`. Nodes of several types come
+            by type and id.
 
     Raises:
         ValueError: the graph cannot be read, or an argument does not go with the others.
     """
     method = check_method(method, placement, balance)
     check_num_parts(num_parts)
+    check_order(order)
     was_read = isinstance(source, (WholeGraph, TypedGraph))
     graph = read(source, **{"allow_nonfinite": was_read, **read_options})
     if isinstance(graph, TypedGraph):
@@ -357,5 +371,7 @@ def partition(
         return PartitionedTyped(graph, assignment, num_parts)
     if placement == VERTEX_CUT:
         owner, edge_part = cut_vertices(graph, num_parts, seed, balance)
-        return PartitionedVertexCut(graph, owner, edge_part, num_parts)
-    return PartitionedInMemory(graph, assign_parts(graph, num_parts, method, seed), num_parts)
+        cluster = clusters(graph, order, seed)
+        return PartitionedVertexCut(graph, owner, edge_part, num_parts, cluster)
+    assignment = assign_parts(graph, num_parts, method, seed)
+    return PartitionedInMemory(graph, assignment, num_parts, clusters(graph, order, seed))

@@ -100,8 +100,8 @@ class GraphMeta:
     are its own and both ends of its edges; otherwise empty.
     ``node_types``, ``relations``: those of a graph with several types of nodes, in their order,
     otherwise empty. Its ``num_classes`` is that of the type with most, its ``num_features`` 0.
-    ``fingerprint``: sha256, in hex, of the graph's arrays and of who is in which part; of a vertex
-    cut, also of which edge is.
+    ``fingerprint``: sha256, in hex, of the graph's arrays and of who is in which part, and in which
+    order; of a vertex cut, also of which edge is.
     """
 
     name: str
@@ -140,7 +140,8 @@ class GraphMeta:
 class Part:
     """The nodes of part ``index`` and its edges.
 
-    ``node_id``: [n] int64 original ids, ascending; a node's *row* is its position here.
+    ``node_id``: [n] int64 original ids, distinct, ascending where nodes have types; a node's *row*
+    is its position here.
     ``x`` [n, F], ``y`` [n] or [n, C], ``masks`` of bool [n]: as in `WholeGraph`, by row.
     ``source_offsets``: [P + 1] int64; edges whose source is in part q are
     ``source_offsets[q] .. source_offsets[q + 1] - 1``.
@@ -231,8 +232,11 @@ def labelled(graph: WholeGraph | Nodes) -> Tensor:
     return graph.y != -1 if graph.y.dim() == 1 else torch.ones(graph.num_nodes, dtype=torch.bool)
 
 
-def fingerprint(graph: WholeGraph, part: Tensor, num_parts: int) -> str:
-    """sha256 in hex over every array of the graph and the part [N] of each node."""
+def fingerprint(
+    graph: WholeGraph, part: Tensor, num_parts: int, cluster: Tensor | None = None
+) -> str:
+    """sha256 in hex over every array of the graph, the part [N] of each node, and the cluster [N]
+    by which nodes of a part come, if any."""
     digest = hashlib.sha256()
     arrays = [("edge_index", graph.edge_index), *node_arrays(graph), *edge_arrays(graph)]
     header: tuple[int, ...] = (graph.num_nodes, graph.num_classes, num_parts)
@@ -240,6 +244,8 @@ def fingerprint(graph: WholeGraph, part: Tensor, num_parts: int) -> str:
         header = (*header, graph.num_relations)
     digest.update(repr(header).encode())
     _add_arrays(digest, [*arrays, ("part", part)])
+    if cluster is not None:
+        _add_arrays(digest, [("cluster", cluster)])
     return digest.hexdigest()
 
 

@@ -1,0 +1,36 @@
+"""The order of nodes within a part. Sums over edges read rows at random: in an order where
+neighbours are near each other, the rows of one are in the caches when the other's are summed.
+
+Letters: N nodes, P parts.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fullgraph.graph.assign import assign_parts
+from fullgraph.graph.whole import WholeGraph
+
+ORDERS = ("given", "clusters")
+CLUSTER_NODES = 4096  # rows of 128 numbers that a second-level cache holds
+
+
+def check_order(order: str) -> None:
+    """Raises ValueError unless it is one of `ORDERS`."""
+    if order not in ORDERS:
+        raise ValueError(f"order {order!r} is unknown; choose one of {', '.join(ORDERS)}")
+
+
+def clusters(graph: WholeGraph, order: str, seed: int) -> Tensor | None:
+    """The cluster of every node, int32 [N], by which the nodes of a part come; None where they
+    come as they were given: they are to, or are few.
+
+    Args:
+        order: "given" or "clusters", of about `CLUSTER_NODES` nodes with few edges between them
+            (see `kernels.ldg`). The same arguments give the same clusters.
+    """
+    check_order(order)
+    count = graph.num_nodes // CLUSTER_NODES
+    if order == "given" or count < 2:
+        return None
+    return assign_parts(graph, count, "ldg", seed)
