@@ -4,7 +4,7 @@ Each run trains in processes of its own, one run after the other. Bytes are comp
 worker and must be equal. Memory is the high-water mark of the resident set from before the graph is
 loaded, less what was resident then, of the worker with the most; predicted is what the dry run
 holds. Seconds: the median epoch of the slowest worker, of one thread; predicted with rates, and a
-loopback, measured just before, and with workers that take turns where they are more than the cores.
+links, measured just before, and with workers that take turns where they are more than the cores.
 On a machine that others use meanwhile, `--clock cpu` compares the seconds of a core that a worker
 uses instead.
 
@@ -140,13 +140,13 @@ def compare(run: Run, args: argparse.Namespace, paths: dict[str, Path]) -> dict[
 
 
 def measure_machine(clock: str, workers: int, cores: int) -> tuple[Any, Any]:
-    """Rates of a worker that has a core, and the loopback between as many workers."""
+    """Rates of a worker that has a core, and of the links between as many workers."""
     from fullgraph.planner.rates import Stopwatch, measure
     from fullgraph.planner.wire import Network
 
     of_thread = {"wall": time.perf_counter, "cpu": time.thread_time}[clock]
     rates = measure(Stopwatch(threads=1, others=min(workers, cores) - 1, clock=of_thread))
-    links = in_workers({"loopback": True, "clock": clock}, max(workers, 2))
+    links = in_workers({"links": True, "clock": clock}, max(workers, 2))
     slowest = max(links, key=lambda link: link["latency"] + (1 << 20) / link["bandwidth"])
     return rates, Network(**slowest, overlap=False)
 
@@ -169,7 +169,7 @@ def work(task: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     group = fullgraph.init()
-    run = loopback if task.get("loopback") else train
+    run = links if task.get("links") else train
     print(json.dumps(run(group, task)))
 
 
@@ -215,7 +215,7 @@ def epochs(group: Any, task: dict[str, Any], path: str, count: int) -> tuple[lis
     return seconds, graph.traffic.bytes_sent
 
 
-def loopback(group: Any, task: dict[str, Any]) -> dict[str, float]:
+def links(group: Any, task: dict[str, Any]) -> dict[str, float]:
     """What each of a ring of workers gets, all at once: bytes a second of messages whose rows are
     in no cache, and the seconds of a small one."""
     import torch
@@ -230,7 +230,7 @@ def loopback(group: Any, task: dict[str, Any]) -> dict[str, float]:
             into = (back[:size], (group.rank + 1) % group.size)
             out = (there[:size], (group.rank - 1) % group.size)
             for work in group.post(into, out):
-                group.wait(work, "loopback")
+                group.wait(work, "a message")
         return (clock() - start) / messages.shape[1]
 
     small = statistics.median(seconds(8) for _ in range(3))

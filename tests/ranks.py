@@ -149,6 +149,8 @@ def _run(
         dist.barrier()  # who leaves while others still connect fails them
         torch.manual_seed(0)  # whatever the tests before drew
         group = Group(dist.group.WORLD, timeout, dist.PrefixStore("fullgraph", store))
+        if size % 2 == 0:  # gloo and what goes through memory have the same tests
+            group.read_neighbours()
         return True, fn(group, *args)
     except BaseException as error:
         if group is not None:

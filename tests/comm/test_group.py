@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fullgraph.comm.distributed import DistributedGraph
-from fullgraph.comm.group import CommError, Group
+from fullgraph.comm.group import CommError, Group, _are_held, _handed_over
 from fullgraph.ops.aggregate import aggregate
 from tests.graphs import GRAPHS, partitioned
 from tests.ranks import RanksFailedError, run_ranks
@@ -85,3 +85,13 @@ def test_harness_kills_what_does_not_finish() -> None:
     run_ranks(_collectives, 2)  # so that the processes are there
     with pytest.raises(RanksFailedError, match=r"ranks \[0\] did not finish"):
         run_ranks(_hangs, 2, timeout=2)
+
+
+def test_tensors_of_collectives_are_known_to_be_held_until_torch_lets_go_of_them() -> None:
+    _handed_over(torch.ones(3))
+    assert not _are_held()
+    weight = torch.ones(3, requires_grad=True)
+    product = _handed_over(torch.ones(3)) * weight  # which keeps it for the backward pass
+    assert _are_held()
+    del product
+    assert not _are_held()

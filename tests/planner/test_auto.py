@@ -19,7 +19,7 @@ CONFIG = RunConfig(
 
 def test_a_graph_with_locality_is_placed_by_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where moving rows is what takes the time."""
-    monkeypatch.setattr(auto, "LOOPBACK", replace(auto.LOOPBACK, bandwidth=1e6))
+    monkeypatch.setattr(auto, "ONE_MACHINE", replace(auto.ONE_MACHINE, bandwidth=1e6))
     chosen = auto.place(CONFIG, rates=lambda watch: NOMINAL)
     assert (chosen.placement, chosen.schedule) == ("destination", "sequential")
     assert chosen.exact

@@ -106,9 +106,11 @@ class Exchange:
     def _complete(self, flight: _Flight, replies: deque[_Flight]) -> None:
         answer = None
         rows = self._arrived(flight)
-        self._left(flight)  # rows that have left, and then those used, make room for the answer
+        if self.take_reply is not None:  # rows that have left, and then those used, make room
+            self._left(flight)
         if flight.into is not None and rows is not None:
             answer = self.take(flight.into, rows)
+        self._left(flight)
         flight.place = flight.arriving = rows = None
         if self.take_reply is not None:
             allot = self.allot_reply or self.allot

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
@@ -17,11 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fullgraph.comm import neighbours
 from fullgraph.comm.rendezvous import meet
 from fullgraph.comm.spans import EXCHANGE, WAITING, span
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
 LOOK_SECONDS = 2.0  # for what other ranks have reported
+KEPT = 4  # tensors of the last collectives
+LET_GO_SECONDS = 1.0  # that gloo's threads are given to let go of them
+_last = deque[Tensor](maxlen=KEPT)  # of all groups of this process
 
 
 class CommError(RuntimeError):
@@ -52,6 +57,7 @@ class Group:
         self.size = 1 if process_group is None else dist.get_world_size(process_group)
         self.timeout = timeout
         self.on_wait: Callable[[str], None] = lambda operation: None
+        self.neighbours: neighbours.Neighbours | None = None
         self._store = store
 
     def __repr__(self) -> str:
@@ -63,6 +69,12 @@ class Group:
         if group is not None:
             return group
         return Group(dist.group.WORLD if dist.is_initialized() else None, timeout=None)
+
+    def read_neighbours(self) -> None:
+        """From now on, exchange messages with ranks on this machine through memory (see
+        `fullgraph.comm.neighbours`), if waits have a limit; all ranks call it."""
+        if self.timeout is not None:
+            self.neighbours = neighbours.meet(self)
 
     # Plain moves -------------------------------------------------------------------------------
 
@@ -90,20 +102,30 @@ class Group:
 
         context: for errors, what the exchange is of: " in the forward pass of …".
         """
-        moves: list[tuple[Any, tuple[Tensor, int]]] = [(dist.irecv, receive)] if receive else []
-        moves += [(dist.isend, send)] if send else []
-        if not moves:
-            return None, None
+        moves: list[tuple[Any, tuple[Tensor, int]]] = []
+        works: list[Any] = [None, None]
+        near = self.neighbours
         try:
             with span(f"{EXCHANGE}posting"):
-                works = dist.batch_isend_irecv([
-                    dist.P2POp(move, tensor, group=self.process_group, group_peer=peer)
-                    for move, (tensor, peer) in moves
-                ])  # fmt: skip
+                if receive and near and near.reach(*receive):
+                    works[0] = near.receive(*receive)
+                elif receive:
+                    moves.append((dist.irecv, receive))
+                if send and near and near.reach(*send):
+                    works[1] = near.send(*send)
+                elif send:
+                    moves.append((dist.isend, send))
+                if moves:
+                    posted = dist.batch_isend_irecv([
+                        dist.P2POp(move, tensor, group=self.process_group, group_peer=peer)
+                        for move, (tensor, peer) in moves
+                    ])  # fmt: skip
+                    for (move, _), work in zip(moves, posted, strict=True):
+                        works[move is dist.isend] = work
         except RuntimeError as error:
-            peers = sorted({peer for _, (_, peer) in moves})
+            peers = sorted({move[1] for move in (receive, send) if move})
             raise self._error(f"exchange with ranks {peers}{context}", error) from error
-        return (works[0] if receive else None), (works[-1] if send else None)
+        return works[0], works[1]
 
     def wait(self, work: dist.Work, operation: str) -> None:
         """Wait for a posted move; CommError naming `operation` when it fails or takes too long."""
@@ -119,7 +141,9 @@ class Group:
         """Sum `tensor` over the ranks, in place; the same bits on every rank."""
         if self.size > 1:
             try:
-                work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
+                work = dist.all_reduce(
+                    _handed_over(tensor), group=self.process_group, async_op=True
+                )  # fmt: skip
             except RuntimeError as error:
                 raise self._error(f"all-reduce of {operation}", error) from error
             assert work is not None
@@ -131,7 +155,7 @@ class Group:
         if self.size > 1:
             try:
                 work = dist.broadcast(
-                    tensor, group=self.process_group, group_src=0, async_op=True
+                    _handed_over(tensor), group=self.process_group, group_src=0, async_op=True
                 )  # fmt: skip
             except RuntimeError as error:
                 raise self._error(f"broadcast of {operation}", error) from error
@@ -255,14 +279,31 @@ def init(timeout: timedelta | float = DEFAULT_TIMEOUT, backend: str | None = Non
     except RuntimeError as error:
         raise CommError(f"{backend} could not connect the ranks: {error}") from error
     group = Group(dist.group.WORLD, timeout, dist.PrefixStore("fullgraph", store))
+    group.read_neighbours()
     _report_uncaught(group)
     atexit.register(_leave_group, group)
     return group
 
 
+def _handed_over(tensor: Tensor) -> Tensor:
+    """The same tensor for a collective, as an object that nobody but `_last` holds."""
+    _last.append(tensor.detach())
+    return _last[-1]
+
+
+def _are_held() -> bool:
+    """Whether torch still holds one of the last tensors of collectives, though these are over."""
+    ours = 3  # the deque, `x`, and the argument
+    return any(sys.getrefcount(x) > ours for x in _last)
+
+
 def _leave_group(group: Group) -> None:
-    """Join the process group's threads before Python shuts down: one that is still letting go of a
-    tensor then would abort the process."""
+    """End the process group before Python shuts down, and once gloo's threads have let go of the
+    last tensors that they were handed: they need Python's lock for that, and a thread that asks for
+    it while Python shuts down aborts the process."""
+    end = time.monotonic() + LET_GO_SECONDS
+    while _are_held() and time.monotonic() < end:
+        time.sleep(1e-3)
     group.process_group = None
     if dist.is_initialized():
         dist.destroy_process_group()
