@@ -132,20 +132,23 @@ def test_load_opens_a_folder_with_any_number_of_ranks(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owned", "most_bytes", "rows"),
+    ("ranks", "owned", "most_bytes", "rows"),
     [
-        ((80_000, 160_000), 64 << 20, 20_000),  # an eighth of the larger
-        ((80_000, 79_000), 64 << 20, 10_000),
-        ((80, 160), 64 << 20, 1024),  # small messages are not worth it
-        ((80_000, 160_000), 512 * 7, 7),  # what was asked for
-        ((80_000, 160_000), 1, 1),
+        (4, (80_000, 160_000), 64 << 20, 20_000),  # an eighth of the larger
+        (9, (80_000, 79_000), 64 << 20, 10_000),
+        (3, (80_000, 120_000), 64 << 20, 20_000),  # a sixth
+        (2, (80_000, 79_000), 64 << 20, 20_000),  # a quarter
+        (4, (80, 160), 64 << 20, 1024),  # small messages are not worth it
+        (2, (80_000, 160_000), 512 * 7, 7),  # what was asked for
+        (4, (80_000, 160_000), 1, 1),
     ],
 )
-def test_a_message_has_an_eighth_of_a_ranks_rows(
-    owned: tuple[int, int], most_bytes: int, rows: int
+def test_a_message_has_so_many_of_a_ranks_rows(
+    ranks: int, owned: tuple[int, int], most_bytes: int, rows: int
 ) -> None:
     graph = DistributedGraph.build(named_parts("multigraph", 1, False), Group())
     graph.ownership, graph.max_block_bytes = Ownership.of_parts([0, 1, 2], owned), most_bytes
+    graph.group.size = ranks
     assert graph.rows_of_message(512) == rows
 
 
