@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 import torch
 
 from fullgraph.comm.distributed import DistributedGraph
-from fullgraph.comm.group import CommError, Group, _are_held, _handed_over
+from fullgraph.comm.group import (
+    LET_GO_SECONDS,
+    CommError,
+    Group,
+    _are_held,
+    _handed_over,
+    _leave_group,
+)
 from fullgraph.ops.aggregate import aggregate
 from tests.graphs import GRAPHS, partitioned
 from tests.ranks import RanksFailedError, run_ranks
@@ -95,3 +103,15 @@ def test_tensors_of_collectives_are_known_to_be_held_until_torch_lets_go_of_them
     assert _are_held()
     del product
     assert not _are_held()
+
+
+def test_a_group_is_left_once_torch_has_let_go_or_after_a_while() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    products = [_handed_over(torch.ones(3)) * weight]
+    threading.Timer(0.2, products.clear).start()
+    _leave_group(Group())
+    assert not products
+    products.append(_handed_over(torch.ones(3)) * weight)
+    start = time.monotonic()
+    _leave_group(Group())
+    assert LET_GO_SECONDS <= time.monotonic() - start < LET_GO_SECONDS + 5

@@ -80,9 +80,7 @@ class PartitionedInMemory:
         owner = self.assignment.numpy()
         self._node_offsets, self._nodes = group_by(owner, num_parts)
         if cluster is not None:
-            self._nodes = self._nodes[
-                np.lexsort((cluster.numpy()[self._nodes], owner[self._nodes]))
-            ]
+            self._nodes = np.lexsort((cluster.numpy(), owner))
         self._edge_offsets, self._edges = group_by(self._place_edges(), num_parts)
         row = np.empty(graph.num_nodes, dtype=np.int32)
         row[self._nodes] = np.arange(graph.num_nodes) - np.repeat(
