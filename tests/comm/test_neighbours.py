@@ -110,7 +110,7 @@ def _rows_that_were_read_are_let_go(group: Group) -> None:
         group.wait(receive, "receiving")
         group.wait(send, "sending")
     (channel,) = near._channels.values()
-    assert not channel.unread
+    assert not channel.unread  # all of them are known to be read
     assert not channel.awaited
     assert channel.sent == channel.taken == 50
 
@@ -238,9 +238,33 @@ def test_a_note_that_is_not_whole_is_not_taken() -> None:
     assert (into == 0).all()
     assert reader.take()
     assert (into == 1).all()
-    assert board[1] == 1
+    assert not sender.is_read(2)
     assert sender.is_read(1)
     assert not sender.unread
+
+
+def test_a_count_that_is_half_written_is_not_taken() -> None:
+    for before, after in ((0, 1), (255, 256), (65_535, 65_536), (2**31 - 2, 2**31 - 1)):
+        old, new = ((n and neighbours._checked(n)) % 2**64 for n in (before, after))
+        assert neighbours._from_checked(neighbours._checked(after)) == after
+        for size in range(1, 8):  # so many bytes of the new word, from below and from above
+            low = 2 ** (8 * size) - 1
+            for mixed in (new & low | old & ~low, old & low | new & ~low):
+                signed = mixed - 2**64 if mixed >= 2**63 else mixed
+                assert neighbours._from_checked(signed) in (0, before, after)
+
+
+def _not_contiguous(group: Group) -> None:
+    near = _near(group)
+    for rows, into in ((torch.zeros(3, 2).T, None), (None, torch.zeros(3, 2).T)):
+        send, receive = (x if x is None else (x, 1 - group.rank) for x in (rows, into))
+        with pytest.raises(CommError, match="tensor has to be contiguous"):
+            group.post(receive, send)
+    assert near.ranks == {1 - group.rank}
+
+
+def test_what_is_not_contiguous_is_refused() -> None:
+    run_ranks(_not_contiguous, 2)
 
 
 def _one_is_elsewhere(group: Group) -> set[int]:
@@ -262,10 +286,10 @@ def test_ranks_on_different_machines_read_nothing_of_each_other() -> None:
     assert run_ranks(_one_is_elsewhere, 3) == [{1}, {0}, set()]
 
 
-def _one_may_not_read(group: Group) -> bool:
+def _one_may_not_read(group: Group, denied: str) -> bool:
     library = neighbours._libc
-    if group.rank == 0:
-        neighbours._libc = lambda: object()  # a system without that call
+    if group.rank == 0:  # a system without that call, or that denies it
+        neighbours._libc = lambda: _Without(denied, library())
     try:
         group.read_neighbours()
     finally:
@@ -276,8 +300,21 @@ def _one_may_not_read(group: Group) -> bool:
     return group.neighbours is None
 
 
-def test_a_rank_that_cannot_read_uses_gloo() -> None:
-    assert run_ranks(_one_may_not_read, 2) == [True, True]
+class _Without:
+    def __init__(self, denied: str, library: ctypes.CDLL) -> None:
+        self.denied, self.library = denied, library
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.denied:
+            return lambda *args: -1
+        if self.denied == "all":
+            raise AttributeError(name)
+        return getattr(self.library, name)
+
+
+@pytest.mark.parametrize("denied", ["process_vm_readv", "process_vm_writev", "all"])
+def test_a_rank_that_cannot_read_or_write_uses_gloo(denied: str) -> None:
+    assert run_ranks(_one_may_not_read, 2, denied) == [True, True]
 
 
 def test_what_has_no_other_or_no_limit_goes_as_before() -> None:

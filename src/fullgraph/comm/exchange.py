@@ -2,9 +2,10 @@
 
 All ranks go through the same grid of ticks (ring step, message) in the same order. At a tick a
 rank posts what it receives and what it sends, and it completes a tick once `prefetch` later ones
-are posted. A wait therefore depends only on posts that come earlier in that order, so ranks cannot
-block each other in a circle, whatever the sizes, and two ranks always post the messages between
-them in the same order, so none needs a tag.
+are posted. A wait therefore depends only on posts that come earlier in that order and, where a send
+is over when it was read, on the other rank's wait for the same tick, before which it waits for
+earlier ticks only. So ranks cannot block each other in a circle, whatever the sizes, and two ranks
+always post the messages between them in the same order, so none needs a tag.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class _Channel:
         memory: the other's.
         note: of the next message from here, empty so far. ``sent``: how many there were, of which
             ``unread`` are not known to be read, with their notes.
-        has_read: how many of these the other has read, which it writes here itself.
+        has_read: how many of these the other has read, `_checked`, which it writes here itself.
         next_note: where the other has the note of the next message to here. ``taken``: how many
             were read; ``awaited``: those to be read next, in order.
         have_read: the address, in the other's memory, of its `has_read`.
@@ -139,7 +139,7 @@ class _Channel:
         return Leaving(self, self.sent)
 
     def is_read(self, count: int) -> bool:
-        done = self.has_read.value
+        done = _from_checked(self.has_read.value)
         while self.unread and self.unread[0][0] <= done:
             self.unread.popleft()
         return done >= count
@@ -162,9 +162,9 @@ class _Channel:
             raise RuntimeError(f"{note.size} bytes were sent where {into.nbytes} are expected")
         with span(f"{EXCHANGE}reading"):
             self.memory.read(note.address, into.data_ptr(), into.nbytes)
-        self.awaited.popleft()
         self.next_note, self.taken = note.next, note.count
-        self.memory.set_word(self.have_read, note.count)
+        self.awaited.popleft()
+        self.memory.set_word(self.have_read, _checked(note.count))
         return True
 
 
@@ -173,8 +173,8 @@ class Neighbours:
 
     def __init__(self, channels: dict[int, _Channel]) -> None:
         self._channels = channels
-        # Rows of a message that nobody waits for any more may still be read.
-        _KEPT.extend(channel.unread for channel in channels.values())
+        # Notes and rows of messages that nobody waits for any more may still be looked at.
+        _KEPT.extend(channels.values())
 
     @property
     def ranks(self) -> set[int]:
@@ -184,14 +184,17 @@ class Neighbours:
         return peer in self._channels and tensor.device.type == "cpu"
 
     def receive(self, tensor: Tensor, peer: int) -> Arriving:
-        """Post a receive into a contiguous tensor."""
+        """Post a receive into a contiguous tensor. Raises RuntimeError for another."""
         channel = self._channels[peer]
+        _check_contiguous(tensor)
         arriving = Arriving(channel, tensor)
         channel.awaited.append(arriving)
         return arriving
 
     def send(self, tensor: Tensor, peer: int) -> Leaving:
-        """Post a send of a contiguous tensor, which stays as it is until it was waited for."""
+        """Post a send of a contiguous tensor, which stays as it is until it was waited for. Raises
+        RuntimeError for another."""
+        _check_contiguous(tensor)
         return self._channels[peer].post(tensor)
 
 
@@ -252,9 +255,7 @@ def meet(group: Group) -> Neighbours | None:
 
     They are on one machine if they have its boot and its network in common. Each then tries.
     """
-    if group.process_group is None or "cpu:gloo" not in dist.get_backend_config(
-        group.process_group
-    ):
+    if group.size == 1 or "cpu:gloo" not in dist.get_backend_config(group.process_group):
         return None
     _let_siblings_read()
     size, rank = group.size, group.rank
@@ -273,13 +274,14 @@ def meet(group: Group) -> Neighbours | None:
         if peer != rank and machine == _machine() != 0:
             with contextlib.suppress(RuntimeError, AttributeError):
                 there = _Memory(*memory)
-                channels[peer] = _Channel(
+                channel = _Channel(
                     there, notes[peer],
                     has_read=ctypes.c_int64.from_buffer(board, WORD * (1 + peer)),
                     next_note=there.word(there.board + WORD * (1 + size + rank)),
                     have_read=there.board + WORD * (1 + rank),
                 )  # fmt: skip
-                there.set_word(channels[peer].have_read, 0)
+                there.set_word(channel.have_read, 0)
+                channels[peer] = channel  # what was tried went well
     reads = torch.zeros(size, size, dtype=torch.int64)
     reads[rank, list(channels)] = 1
     group.all_reduce(reads, "whose memory can be read")
@@ -288,6 +290,22 @@ def meet(group: Group) -> Neighbours | None:
 
 
 # ---- Small steps --------------------------------------------------------------------------------
+
+
+def _checked(count: int) -> int:
+    """A count below 2**31 beside its complement, so that half a word is not taken for one."""
+    return count << 32 | (~count & 0xFFFFFFFF)
+
+
+def _from_checked(word: int) -> int:
+    """The count, 0 where the word is not whole, or nothing was written."""
+    count = word >> 32
+    return count if count == ~word & 0xFFFFFFFF else 0
+
+
+def _check_contiguous(tensor: Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise RuntimeError("tensor has to be contiguous")
 
 
 def _segments(*places: tuple[int, int]) -> ctypes.Array[_Segment]:
