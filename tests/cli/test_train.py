@@ -253,9 +253,10 @@ def test_an_interrupted_run_is_resumed_and_what_does_not_fit_is_named(tmp_path: 
         process.kill()
     assert process.returncode == 130, err
     assert "no run in run yet: starting from the beginning" in err
-    done = len(folder.metrics())
     (left,) = find(folder.checkpoints)
-    assert left.name == f"epoch-{done:06d}"
+    done = int(left.name.removeprefix("epoch-"))
+    # The interrupt may come when an epoch is noted for the checkpoint and has no line yet.
+    assert done - len(folder.metrics()) in (0, 1)
     assert {p.name for p in folder.path.iterdir()} == FILES | {"checkpoints"}
 
     interrupted = folder.result()
