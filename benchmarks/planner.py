@@ -3,7 +3,7 @@
 Each run trains in processes of its own, one run after the other. Bytes are compared for every
 worker and must be equal. Memory is the high-water mark of the resident set from before the graph is
 loaded, less what was resident then, of the worker with the most; predicted is what the dry run
-holds. Seconds: the median epoch of the slowest worker, of one thread; predicted with rates, and a
+holds. Seconds: the median epoch of the slowest worker, of one thread; predicted with rates, and
 links, measured just before, and with workers that take turns where they are more than the cores.
 On a machine that others use meanwhile, `--clock cpu` compares the seconds of a core that a worker
 uses instead.

@@ -76,7 +76,7 @@ def load(
         if parts is not None:
             raise ValueError(f"parts={parts} given for {source}, which is partitioned already")
         return share(PartitionedFolder.open(source), group, **shared)
-    how = {**partition_options(placement, method), "seed": seed, "order": order}
+    how = {**partition_options(placement, method, order), "seed": seed}
     parts = group.size if parts is None else parts
     if parts < group.size:
         raise ValueError(
@@ -88,13 +88,15 @@ def load(
     return _through_folder(group, source, parts, how, read_options, shared)
 
 
-def partition_options(placement: Placement | None, method: str | None) -> dict[str, Any]:
+def partition_options(
+    placement: Placement | None, method: str | None, order: str = "clusters"
+) -> dict[str, Any]:
     """How to partition a graph for a placement, as arguments of `partition`. Raises ValueError for
     a method that the placement does not have."""
     kind = "vertex-cut" if placement is not None and placement.kind == "vertex-cut" else DESTINATION
     if method is None and placement is not None and placement.kind == "grid":
         method = "random"  # even blocks; which nodes are near each other does not matter
-    return {"method": check_method(method, kind), "placement": kind}
+    return {"method": check_method(method, kind), "placement": kind, "order": order}
 
 
 def share(

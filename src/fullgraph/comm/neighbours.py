@@ -100,8 +100,9 @@ class _Note(ctypes.Structure):
         ("next", ctypes.c_int64), ("check", ctypes.c_int64),
     )  # fmt: skip
 
-    def expected_check(self) -> int:
-        return int(~(self.count ^ self.address ^ self.size ^ self.next))
+    def check_for(self, count: int) -> int:
+        """What `check` is when all of it is there."""
+        return int(~(count ^ self.address ^ self.size ^ self.next))
 
 
 @dataclass
@@ -133,7 +134,7 @@ class _Channel:
         note, self.note = self.note, _Note()
         note.address, note.size = tensor.data_ptr(), tensor.nbytes
         note.next = ctypes.addressof(self.note)
-        note.check = ~(self.sent ^ note.address ^ note.size ^ note.next)
+        note.check = note.check_for(self.sent)
         self.unread.append((self.sent, tensor, note))
         note.count = self.sent  # from now on it is one
         return Leaving(self, self.sent)
@@ -155,7 +156,7 @@ class _Channel:
         """Read the next message, if it has been sent."""
         note = _Note()
         self.memory.read(self.next_note, ctypes.addressof(note), ctypes.sizeof(note))
-        if note.count != self.taken + 1 or note.check != note.expected_check():
+        if note.count != self.taken + 1 or note.check != note.check_for(note.count):
             return False
         into = self.awaited[0].tensor
         if note.size != into.nbytes:

@@ -95,7 +95,7 @@ def partition_for(
     graph: WholeGraph | TypedGraph, workers: int, placement: Placement, method: str | None = None
 ) -> PartitionedInMemory:
     """As a placement wants it, unless told how."""
-    return partition(graph, workers, order="clusters", **partition_options(placement, method))
+    return partition(graph, workers, **partition_options(placement, method))
 
 
 def _has(placement: Placement, method: str | None) -> bool:

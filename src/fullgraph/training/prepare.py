@@ -47,7 +47,7 @@ def partitioned_folder(
     with tempfile.TemporaryDirectory(prefix="fullgraph-") as parent:
         path = Path(parent, "graph")
         placed_as = None if placement is None else Placement.parse(placement)
-        how = {**partition_options(placed_as, options.method), "order": "clusters"}
+        how = partition_options(placed_as, options.method)
         parts = options.parts or workers
         try:
             partition_to(path, options.source, parts, how, split=options.split, stage=stage)

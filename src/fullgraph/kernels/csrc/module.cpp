@@ -183,9 +183,9 @@ void bind_dense_kernels(nb::module_& m) {
         "dense_weight_grad",
         [](Matrix<const T> grad, Matrix<const T> x, Matrix<T> out, Maybe<Vector<T>> sums) {
             nb::gil_scoped_release release;
-            kernels.dense<T>().dense_weight_grad(grad.data(), x.data(), out.data(), sums ? sums->data() : nullptr,
-                                                 int64_t(x.shape(0)), int64_t(grad.shape(1)),
-                                                 int64_t(x.shape(1)));
+            kernels.dense<T>().dense_weight_grad(
+                grad.data(), x.data(), out.data(), sums ? sums->data() : nullptr,
+                int64_t(x.shape(0)), int64_t(grad.shape(1)), int64_t(x.shape(1)));
         },
         "grad"_a.noconvert(), "x"_a.noconvert(), "out"_a.noconvert(), "sums"_a.noconvert().none());
 }
