@@ -226,7 +226,8 @@ void draw_run(T* keep, int64_t num_edges, int64_t heads, const CoefficientDropou
     const int64_t before = drop.first_head % 4, lowest = drop.first_head / 4;
     const int64_t num_blocks = (before + heads + 3) / 4;
     Counters c = {};
-    T factor[4][kLanes];
+    uint32_t draws[4 * kLanes];
+    T factor[4 * kLanes];
     int64_t edge = 0, block = 0;  // of the next counter
     for (int64_t left = num_edges * num_blocks; left > 0; left -= kLanes) {
         const int64_t used = smaller(left, kLanes);
@@ -235,18 +236,14 @@ void draw_run(T* keep, int64_t num_edges, int64_t heads, const CoefficientDropou
             set_counter(c, j, id(edge), lowest + block, drop.key);
             if (++block == num_blocks) ++edge, block = 0;
         }
-        philox(c, drop.key.seed);
-        for (int k = 0; k < 4; ++k) {
+        philox(c, drop.key.seed, draws);
 #pragma omp simd
-            for (int j = 0; j < kLanes; ++j) {
-                factor[k][j] = c.word[k][j] >= threshold ? scale : T(0);
-            }
-        }
+        for (int k = 0; k < 4 * kLanes; ++k) factor[k] = draws[k] >= threshold ? scale : T(0);
         for (int64_t j = 0; j < used; ++j) {
             const int64_t head = 4 * first_block - before;  // of the block's first draw
             T* to = keep + first_edge * heads + head;
             const int64_t end = smaller(4, heads - head);
-            for (int64_t k = larger(0, -head); k < end; ++k) to[k] = factor[k][j];
+            for (int64_t k = larger(0, -head); k < end; ++k) to[k] = factor[4 * j + k];
             if (++first_block == num_blocks) ++first_edge, first_block = 0;
         }
     }

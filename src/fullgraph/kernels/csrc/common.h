@@ -100,7 +100,7 @@ inline void with_weight(const Weights<T>& w, Body body) {
 // ---- Prefetch --------------------------------------------------------------------------------
 
 // How many edges ahead the row of an edge is asked for.
-constexpr int64_t kAhead = 24;
+constexpr int64_t kAhead = 40;
 
 // The edges that come after those of one row: what is next is often another row's.
 class Ahead {
@@ -128,9 +128,9 @@ inline void prefetch_row(const X* x, int64_t row, int64_t num_cols, int64_t firs
     const uintptr_t at = reinterpret_cast<uintptr_t>(x) + (row * num_cols + first) * sizeof(X);
     const int64_t size = width * sizeof(X);
     for (int64_t k = 0; k < size; k += 64) {
-        __builtin_prefetch(reinterpret_cast<const void*>(at + k));
+        __builtin_prefetch(reinterpret_cast<const void*>(at + k), 0, 2);
     }
-    __builtin_prefetch(reinterpret_cast<const void*>(at + size - 1));  // unless aligned, one more
+    __builtin_prefetch(reinterpret_cast<const void*>(at + size - 1), 0, 2);  // unless aligned, one more
 }
 
 // Edges that are summed before their sum goes to the output: the rounding errors of a row of 100,000

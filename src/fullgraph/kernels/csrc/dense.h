@@ -13,6 +13,7 @@ namespace fullgraph::FULLGRAPH_ISA {
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = kVectorBytes == 64 ? 4 : 2;  // of 32 or of 16 registers
 constexpr int64_t kRowsAtOnce = 16 * kTileRows;           // that use a panel while it is in cache
+constexpr int64_t kTilesAhead = 4;                        // that memory is asked for
 constexpr int64_t kDepth = 256;                           // rows of a panel that is made on the way
 constexpr int64_t kSegments = 64;  // of n, summed each for itself: any number of threads, one result
 
@@ -54,14 +55,29 @@ private:
     Scratch<T> values_;
 };
 
+// What comes after a tile, asked for while that is worked on, a step of bytes for each k: memory that
+// will be read, and memory that will be written to, or just read.
+struct Upcoming {
+    const void* read;
+    int64_t read_step;
+    const void* write;
+    int64_t write_step;
+
+    void ask_for(int64_t k) const {  // a prefetch cannot fault
+        __builtin_prefetch(reinterpret_cast<const void*>(uintptr_t(read) + k * read_step));
+        __builtin_prefetch(reinterpret_cast<const void*>(uintptr_t(write) + k * write_step), 1);
+    }
+};
+
 // sum[r, c] = Σ_k a[r * a_row + k * a_k] panel[k, c] for R rows and the first V vectors of columns.
 template <int R, int V, typename T>
 inline void tile_product(const T* a, int64_t a_row, int64_t a_k, const T* panel, int64_t depth,
-                         T* sum) {
+                         T* sum, const Upcoming& upcoming) {
     constexpr int lanes = kVectorBytes / int(sizeof(T));
     Vector<T, lanes> sums[R][V] = {};
     for (int64_t k = 0; k < depth; ++k) {
         Vector<T, lanes> b[V];
+        upcoming.ask_for(k);
         unroll<V>([&](auto v) { b[v] = load<lanes>(panel + v * lanes); });
         unroll<R>([&](auto r) {
             const T x = a[r * a_row + k * a_k];
@@ -79,18 +95,18 @@ inline void tile_product(const T* a, int64_t a_row, int64_t a_k, const T* panel,
 // The same for up to kTileRows rows, and as many vectors as this many columns take.
 template <int V, typename T>
 inline void tile(int64_t rows, int64_t columns, const T* a, int64_t a_row, int64_t a_k,
-                 const T* panel, int64_t depth, T* sum) {
+                 const T* panel, int64_t depth, T* sum, const Upcoming& upcoming) {
     if constexpr (V > 1) {
         if (columns * int64_t(sizeof(T)) <= (V - 1) * kVectorBytes) {
-            return tile<V - 1>(rows, columns, a, a_row, a_k, panel, depth, sum);
+            return tile<V - 1>(rows, columns, a, a_row, a_k, panel, depth, sum, upcoming);
         }
     }
     while (rows > 0) {
         const int64_t done = rows >= kTileRows ? kTileRows : rows >= 3 ? 3 : rows;
-        if (done == kTileRows) tile_product<kTileRows, V>(a, a_row, a_k, panel, depth, sum);
-        if (done == 3) tile_product<3, V>(a, a_row, a_k, panel, depth, sum);
-        if (done == 2) tile_product<2, V>(a, a_row, a_k, panel, depth, sum);
-        if (done == 1) tile_product<1, V>(a, a_row, a_k, panel, depth, sum);
+        if (done == kTileRows) tile_product<kTileRows, V>(a, a_row, a_k, panel, depth, sum, upcoming);
+        if (done == 3) tile_product<3, V>(a, a_row, a_k, panel, depth, sum, upcoming);
+        if (done == 2) tile_product<2, V>(a, a_row, a_k, panel, depth, sum, upcoming);
+        if (done == 1) tile_product<1, V>(a, a_row, a_k, panel, depth, sum, upcoming);
         rows -= done;
         a += done * a_row;
         sum += done * tile_columns<T>();
@@ -105,6 +121,8 @@ void dense(const T* x, const T* w, int64_t w_k, int64_t w_j, const T* bias, T* o
     constexpr int64_t C = tile_columns<T>();
     Panels<T> panels(depth, num_columns);
     panels.pack(w, w_k, w_j, depth);
+    const int64_t row_step = kTileRows * sizeof(T);
+    const int64_t out_step = row_step * num_columns / larger(1, depth);
     const auto rows_at_once = [&](int64_t group) {
         const int64_t last = smaller(num_rows, (group + 1) * kRowsAtOnce);
         for (int64_t first = 0; first < num_columns; first += C) {
@@ -112,7 +130,13 @@ void dense(const T* x, const T* w, int64_t w_k, int64_t w_j, const T* bias, T* o
             for (int64_t i = group * kRowsAtOnce; i < last; i += kTileRows) {
                 T sum[kTileRows * C];
                 const int64_t rows = smaller(kTileRows, last - i);
-                tile<kTileVectors>(rows, width, x + i * depth, depth, 1, panels.at(first), depth, sum);
+                // The first panel's tiles ask for rows, those of others find them in cache.
+                const int64_t later = i + kTilesAhead * kTileRows;
+                const Upcoming upcoming =
+                    first > 0 ? Upcoming{sum, 0, sum, 0}
+                              : Upcoming{x + later * depth, row_step, out + later * num_columns, out_step};
+                tile<kTileVectors>(rows, width, x + i * depth, depth, 1, panels.at(first), depth, sum,
+                                   upcoming);
                 for (int64_t r = 0; r < rows; ++r) {
                     T* to = out + (i + r) * num_columns + first;
                     const T* from = sum + r * C;
@@ -169,8 +193,11 @@ void dense_weight_grad(const T* a, const T* b, T* out, T* sums, int64_t num_rows
                 for (int64_t i = 0; i < num_a; i += kTileRows) {
                     T sum[kTileRows * C];
                     const int64_t rows = smaller(kTileRows, num_a - i);
+                    const Upcoming upcoming = {  // the next rows, of some columns
+                        b + (row + kDepth) * num_b + i * num_b / num_a, num_b * int64_t(sizeof(T)),
+                        a + (row + kDepth) * num_a + i, num_a * int64_t(sizeof(T))};
                     tile<kTileVectors>(rows, width, a + row * num_a + i, 1, num_a, panels.at(first),
-                                       depth, sum);
+                                       depth, sum, upcoming);
                     for (int64_t r = 0; r < rows; ++r) {
                         T* to = into + (i + r) * num_b + first;
                         for (int64_t j = 0; j < width; ++j) to[j] += sum[r * C + j];

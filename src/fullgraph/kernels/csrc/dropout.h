@@ -5,7 +5,7 @@
 // column / 4; the step. The draw of column c is word c % 4.
 #pragma once
 
-#include "common.h"
+#include "vectors.h"
 
 namespace fullgraph {
 
@@ -17,29 +17,13 @@ struct DropoutKey {
 
 namespace FULLGRAPH_ISA {
 
-// Counters are worked on this many at a time, for the compiler to vectorise.
+// Counters are worked on this many at a time.
 constexpr int kLanes = 16;
 
+// Their four words, of 32 bits each.
 struct Counters {
-    uint32_t word[4][kLanes];
+    uint64_t word[4][kLanes];
 };
-
-inline void philox(Counters& c, uint64_t seed) {
-    uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-#pragma omp simd
-        for (int j = 0; j < kLanes; ++j) {
-            const uint64_t a = uint64_t(c.word[0][j]) * 0xD2511F53u;
-            const uint64_t b = uint64_t(c.word[2][j]) * 0xCD9E8D57u;
-            c.word[0][j] = static_cast<uint32_t>(b >> 32) ^ c.word[1][j] ^ key0;
-            c.word[2][j] = static_cast<uint32_t>(a >> 32) ^ c.word[3][j] ^ key1;
-            c.word[1][j] = static_cast<uint32_t>(b);
-            c.word[3][j] = static_cast<uint32_t>(a);
-        }
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
-    }
-}
 
 // Sets counter j to: the row with this id, columns 4 * block .. 4 * block + 3.
 inline void set_counter(Counters& c, int64_t j, int64_t id, int64_t block, const DropoutKey& key) {
@@ -49,12 +33,50 @@ inline void set_counter(Counters& c, int64_t j, int64_t id, int64_t block, const
     c.word[3][j] = key.step;
 }
 
+// draws[4 * j + k] = word k of what Philox gives for counter j.
+inline void philox(const Counters& c, uint64_t seed, uint32_t* draws) {
+    constexpr int L = kVectorBytes / 8, V = 2;  // lanes of a vector, and vectors worked on together
+    using Words = Vector<uint64_t, L>;
+    for (int first = 0; first < kLanes; first += V * L) {
+        uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+        Words w[4][V];
+        unroll<V>([&](auto v) {
+            unroll<4>([&](auto k) {
+                std::memcpy(&w[k][v], c.word[k] + first + v * L, sizeof(Words));
+            });
+        });
+        for (int round = 0; round < 10; ++round) {
+            unroll<V>([&](auto v) {
+                const Words a = w[0][v] * 0xD2511F53u, b = w[2][v] * 0xCD9E8D57u;
+                w[0][v] = b >> 32 ^ w[1][v] ^ key0;
+                w[2][v] = a >> 32 ^ w[3][v] ^ key1;
+                w[1][v] = b & 0xffffffffu;
+                w[3][v] = a & 0xffffffffu;
+            });
+            key0 += 0x9E3779B9u;
+            key1 += 0xBB67AE85u;
+        }
+        unroll<V>([&](auto v) {
+            uint64_t low[L], high[L], both[2 * L];
+            store<L>(low, Words(w[0][v] | w[1][v] << 32));
+            store<L>(high, Words(w[2][v] | w[3][v] << 32));
+#pragma omp simd
+            for (int j = 0; j < L; ++j) {
+                both[2 * j] = low[j];
+                both[2 * j + 1] = high[j];
+            }
+            std::memcpy(draws + 4 * (first + v * L), both, sizeof both);
+        });
+    }
+}
+
 // The four draws of one counter, for tests against published values.
 inline void draws_of(uint32_t* draws, int64_t id, int64_t block, const DropoutKey& key) {
     Counters c = {};
+    uint32_t all[4 * kLanes];
     set_counter(c, 0, id, block, key);
-    philox(c, key.seed);
-    for (int k = 0; k < 4; ++k) draws[k] = c.word[k][0];
+    philox(c, key.seed, all);
+    for (int k = 0; k < 4; ++k) draws[k] = all[k];
 }
 
 // out = x * scale where the draw is at least threshold (0 .. 2^32), else 0. out may be x.
@@ -64,33 +86,44 @@ void dropout(const X* x, const int64_t* ids, X* out, int64_t num_rows, int64_t n
              uint64_t threshold, double scale, DropoutKey key) {
     using T = decltype(widen(X{}));
     const T factor = static_cast<T>(scale);
+    const bool keeps = threshold <= 0xffffffffu;
+    const uint32_t lowest = static_cast<uint32_t>(threshold);  // of the draws that are kept
+    const auto mask = [=](const X* from, const uint32_t* draw, X* to, auto width) {
+#pragma omp simd
+        for (int64_t f = 0; f < width; ++f) {
+            const T scaled = widen(from[f]) * factor;  // of every element: no branch
+            to[f] = narrow<X>((draw[f] >= lowest) & keeps ? scaled : T(0));
+        }
+    };
+    constexpr int kDraws = 4 * kLanes;
     const int64_t num_blocks = (num_cols + 3) / 4;
     const int64_t rows_at_once = larger(1, kLanes / larger(1, num_blocks));
     const int64_t num_groups = (num_rows + rows_at_once - 1) / rows_at_once;
     for_each_row(num_groups, num_rows * num_cols, [&](int64_t group) {
         const int64_t first_row = group * rows_at_once;
         const int64_t last_row = smaller(num_rows, first_row + rows_at_once);
+        const int64_t id = ids[first_row];
         Counters c = {};
-        uint32_t draws[4 * kLanes];
+        uint32_t draws[kDraws];
         for (int64_t block = 0; block < num_blocks; block += kLanes) {
             const int64_t blocks = smaller(kLanes, num_blocks - block);
-            for (int64_t i = first_row, j = 0; i < last_row; ++i) {
-                for (int64_t b = block; b < block + blocks; ++b, ++j) {
-                    set_counter(c, j, ids[i], b, key);
+            if (rows_at_once == 1) {  // of all lanes, whether used or not
+#pragma omp simd
+                for (int j = 0; j < kLanes; ++j) set_counter(c, j, id, block + j, key);
+            } else {
+                for (int64_t i = first_row, j = 0; i < last_row; ++i) {
+                    for (int64_t b = 0; b < blocks; ++b, ++j) set_counter(c, j, ids[i], b, key);
                 }
             }
-            philox(c, key.seed);
-            for (int j = 0; j < kLanes; ++j) {
-                for (int k = 0; k < 4; ++k) draws[4 * j + k] = c.word[k][j];
-            }
+            philox(c, key.seed, draws);
             const int64_t width = smaller(4 * blocks, num_cols - 4 * block);
             for (int64_t i = first_row; i < last_row; ++i) {
                 const uint32_t* draw = draws + (i - first_row) * 4 * blocks;
-                const X* from = x + i * num_cols + 4 * block;
-                X* to = out + i * num_cols + 4 * block;
-#pragma omp simd
-                for (int64_t f = 0; f < width; ++f) {
-                    to[f] = narrow<X>(draw[f] >= threshold ? widen(from[f]) * factor : T(0));
+                const int64_t at = i * num_cols + 4 * block;
+                if (width == kDraws) {
+                    mask(x + at, draw, out + at, std::integral_constant<int64_t, kDraws>());
+                } else {
+                    mask(x + at, draw, out + at, width);
                 }
             }
         }
