@@ -135,6 +135,7 @@ inline T inverse(T total) {
 constexpr int64_t kRunBytes = 1 << 14;                // of rows, in the first-level cache
 constexpr int64_t kBuffer = 1024;                     // elements of a run's [edge][head]
 constexpr int64_t kLongestRun = 64;                   // edges
+constexpr int64_t kRowsAhead = 8;                     // that a row of results is asked for
 constexpr int64_t kSlack = kMaxHeads;                 // to fill up the last lanes
 template <typename T>
 struct Buffer {
@@ -156,40 +157,55 @@ inline void with_heads(int64_t heads, Body body) {
         case 2: return body(std::integral_constant<int, 2>{});
         case 4: return body(std::integral_constant<int, 4>{});
         case 8: return body(std::integral_constant<int, 8>{});
+        case 16: return body(std::integral_constant<int, 16>{});
         default: return body(std::integral_constant<int, 0>{});
     }
 }
 
-// The least multiple of the number of heads that fills a vector.
-inline int64_t lanes_of(int64_t heads) { return heads >= 16 ? heads : (15 / heads + 1) * heads; }
+// The least multiple of the number of heads that fills a vector; of common ones it is this.
+constexpr int kFixedLanes = 16;
+inline int64_t lanes_of(int64_t heads) {
+    return heads >= kFixedLanes ? heads : ((kFixedLanes - 1) / heads + 1) * heads;
+}
+
+// Folds lanes [.., head] to one for each head: into[l] = fold(into[l], into[l + w]) for halves w.
+template <int fixed, typename T, typename Fold>
+inline void fold_lanes(T* into, int64_t heads, int64_t lanes, Fold fold) {
+    if constexpr (fixed > 0) {
+#pragma GCC unroll 4
+        for (int width = kFixedLanes / 2; width >= fixed; width /= 2) {
+#pragma omp simd
+            for (int l = 0; l < width; ++l) into[l] = fold(into[l], into[l + width]);
+        }
+    } else {
+        for (int64_t l = heads; l < lanes; ++l) {
+            into[l % heads] = fold(into[l % heads], into[l]);
+        }
+    }
+}
 
 // Merges a run's logits x [edge][head] into top and total; they become exp(logit - top). What was
-// summed before has to be multiplied by rescale [H].
+// summed before has to be multiplied by rescale [H]. fixed: the number of heads, or 0.
 template <int fixed, typename T>
-void merge_lanes(T* x, int64_t count, int64_t heads, int64_t lanes_if_any, T* top, T* total,
-                 T* rescale) {
-    const int64_t lanes = fixed ? fixed : lanes_if_any;
-    constexpr int64_t most = fixed ? fixed : kMaxHeads;
+void merge_run_of(T* x, int64_t num_edges, int64_t num_heads, T* top, T* total, T* rescale) {
+    const int64_t heads = fixed ? fixed : num_heads, count = num_edges * heads;
+    const int64_t lanes = fixed ? kFixedLanes : lanes_of(heads);
+    constexpr int64_t most = fixed ? kFixedLanes : kMaxHeads;
     const int64_t padded = (count + lanes - 1) / lanes * lanes;
     for (int64_t k = count; k < padded; ++k) x[k] = T(-kInfinity);
-    T lane[most];
+    T lane[most], sum[most];
     for (int64_t l = 0; l < lanes; ++l) lane[l] = x[l];
     for (int64_t k = lanes; k < padded; k += lanes) {
 #pragma omp simd
         for (int64_t l = 0; l < lanes; ++l) lane[l] = x[k + l] > lane[l] ? x[k + l] : lane[l];
     }
+    fold_lanes<fixed>(lane, heads, lanes, [](T a, T b) { return b > a ? b : a; });
     for (int64_t h = 0; h < heads; ++h) {
-        T best = top[h];
-        for (int64_t l = h; l < lanes; l += heads) best = lane[l] > best ? lane[l] : best;
-        rescale[h] = top[h] - shift_of(best);
+        const T best = lane[h] > top[h] ? lane[h] : top[h];
+        rescale[h] = exp_below(top[h] - shift_of(best));
         top[h] = best;
     }
-    for (int64_t h = 0; h < heads; ++h) rescale[h] = exp_below(rescale[h]);
-    for (int64_t l = 0, h = 0; l < lanes; ++l) {
-        lane[l] = shift_of(top[h]);
-        h = h + 1 == heads ? 0 : h + 1;
-    }
-    T sum[most];
+    for (int64_t l = 0; l < lanes; ++l) lane[l] = shift_of(top[l % heads]);
     for (int64_t l = 0; l < lanes; ++l) sum[l] = 0;
     for (int64_t k = 0; k < padded; k += lanes) {
 #pragma omp simd
@@ -199,21 +215,30 @@ void merge_lanes(T* x, int64_t count, int64_t heads, int64_t lanes_if_any, T* to
             sum[l] += weight;
         }
     }
-    for (int64_t h = 0; h < heads; ++h) {
-        T more = 0;
-        for (int64_t l = h; l < lanes; l += heads) more += sum[l];
-        total[h] = total[h] * rescale[h] + more;
-    }
+    fold_lanes<fixed>(sum, heads, lanes, [](T a, T b) { return a + b; });
+    for (int64_t h = 0; h < heads; ++h) total[h] = total[h] * rescale[h] + sum[h];
 }
 
 template <typename T>
 inline void merge_run(T* x, int64_t num_edges, int64_t heads, T* top, T* total, T* rescale) {
-    const int64_t lanes = lanes_of(heads), count = num_edges * heads;
-    if (lanes == 16) {
-        merge_lanes<16>(x, count, heads, lanes, top, total, rescale);
-    } else {
-        merge_lanes<0>(x, count, heads, lanes, top, total, rescale);
-    }
+    with_heads(heads, [&](auto fixed) {
+        merge_run_of<decltype(fixed)::value>(x, num_edges, heads, top, total, rescale);
+    });
+}
+
+// The last run's weights, and what all before is multiplied with, over the total: a mean.
+template <typename T>
+inline void scale_run(T* weight, int64_t count, int64_t heads, const T* total, T* rescale) {
+    T scale[kMaxHeads];
+    for (int64_t h = 0; h < heads; ++h) scale[h] = inverse(total[h]);
+    for (int64_t h = 0; h < heads; ++h) rescale[h] *= scale[h];
+    with_heads(heads, [&](auto fixed) {
+        constexpr int F = decltype(fixed)::value;
+        const int64_t H = F ? F : heads;
+        for (int64_t k = 0; k < count; ++k) {
+            for (int64_t h = 0; h < H; ++h) weight[k * H + h] *= scale[h];
+        }
+    });
 }
 
 // keep[edge][head] = the scale or 0, for edges whose ids are id(0 .. num_edges - 1). Heads are those
@@ -334,27 +359,44 @@ struct Stream {
     int64_t size;     // bytes of a row, if so
 };
 
-struct Fetch {
-    const EdgeRanges* edges;
-    const Ahead* ahead;
-    int64_t first_edge;
-    int num_streams;
-    Stream streams[4];
+class Fetch {
+public:
+    Fetch() = default;  // asks for nothing
 
-    // Inlined always: a function that only prefetches counts as one without effect, and GCC
-    // drops calls of it.
+    // For runs of the edges of a row and of those after it.
+    template <int N>
+    Fetch(const EdgeRanges& edges, int64_t row, const Stream (&streams)[N]) : num_streams_(N) {
+        for (int s = 0; s < N; ++s) streams_[s] = streams[s];
+        ahead_ = ahead_of(edges, row, [&](int64_t at) __attribute__((always_inline)) {
+            for (int s = 0; s < N; ++s) ask(streams[s], at, 0, streams[s].stride);
+        });
+    }
+
+    // Before each run, in the order of edges.
+    void next_run(int64_t num_edges) {
+        for (int64_t k = 0; k < num_edges; ++k) rows_[k] = ahead_.next();
+    }
+
+    // While edge k of the run is worked on, columns from `first` on. Inlined as in ahead_of.
     inline __attribute__((always_inline)) void operator()(int64_t k, int64_t first,
                                                           int64_t width) const {
-        if (num_streams == 0) return;
-        const int64_t row = edges->cols[ahead->of(first_edge + k)] - edges->col_offset;
-        for (int s = 0; s < num_streams; ++s) {
-            const Stream& to = streams[s];
+        for (int s = 0; s < num_streams_; ++s) {
+            const Stream& to = streams_[s];
             if (to.element == 0 && first > 0) continue;
-            const int64_t size = to.element ? width * to.element : to.size;
-            const auto* data = static_cast<const uint8_t*>(to.data);
-            prefetch_row(data, row, to.stride, first * to.element, size);
+            ask(to, rows_[k], first * to.element, to.element ? width * to.element : to.size);
         }
     }
+
+private:
+    static inline __attribute__((always_inline)) void ask(const Stream& of, int64_t row,
+                                                          int64_t first, int64_t size) {
+        prefetch_row(static_cast<const uint8_t*>(of.data), row, of.stride, first, size);
+    }
+
+    int num_streams_ = 0;
+    Stream streams_[3] = {};
+    EdgeCursor ahead_;
+    int64_t rows_[kLongestRun] = {};
 };
 
 template <typename X>
@@ -491,43 +533,47 @@ inline void for_each_part(const EdgeRanges& edges, int64_t parts, int64_t work, 
     }
 }
 
-// The forward pass: logits(i, target, first edge, how many, buffer) fills [edge][head];
-// add(i, first edge, how many, weights, rescale, row of out) sums what they weigh.
-template <typename X, typename T, typename Logits, typename Add>
+// The forward pass: logits(target, first edge, how many, buffer, fetch) fills [edge][head];
+// add(first edge, how many, weights, rescale, row of out, fetch) sums what they weigh. One of the two
+// asks for the streams.
+template <typename X, typename T, int N, typename Logits, typename Add>
 void attend(const EdgeRanges& edges, Heads heads, const CoefficientDropout& drop, Softmax<T> s,
-            bool accumulate, Logits logits, Add add) {
+            bool accumulate, const Stream (&streams)[N], Logits logits, Add add) {
     const int64_t H = heads.count, width = width_of(heads), run = run_length<X>(heads);
-    for_each_row(edges.num_rows, edges.num_edges * width, [&](int64_t i) {
+    const auto attend_row = [&](int64_t i, Fetch& fetch) {
         const int64_t begin = edges.begin[i], end = edges.end[i];
         if (begin == end && accumulate) return;
         const int64_t t = target(edges, i);
         T* out = s.out + t * width;
         T* top = s.top + t * H;
         T* total = s.total + t * H;
+        Buffer<T> weight, keep;
+        T before[kMaxHeads], rescale[kMaxHeads];  // what out is to be multiplied with
         if (accumulate) {
-            for (int64_t h = 0; h < H; ++h) {
-                for (int64_t c = 0; c < heads.channels; ++c) out[h * heads.channels + c] *= total[h];
-            }
+            const int64_t next = target(edges, smaller(i + kRowsAhead, edges.num_rows - 1));
+            prefetch_row(s.out, next, width, 0, width);
+            for (int64_t h = 0; h < H; ++h) before[h] = total[h];
         } else {
             for (int64_t f = 0; f < width; ++f) out[f] = 0;
-            for (int64_t h = 0; h < H; ++h) top[h] = T(-kInfinity), total[h] = 0;
+            for (int64_t h = 0; h < H; ++h) top[h] = T(-kInfinity), total[h] = 0, before[h] = 1;
         }
-        Buffer<T> weight, keep;
-        T rescale[kMaxHeads];
         for (int64_t e = begin; e < end; e += run) {
             const int64_t count = smaller(run, end - e);
-            logits(i, t, e, count, weight.at);
+            fetch.next_run(count);
+            logits(t, e, count, weight.at, fetch);
             merge_run(weight.at, count, H, top, total, rescale);
             if (drop.ids) {
                 draw_run(keep.at, count, H, drop, [&](int64_t k) { return drop.ids[e + k]; });
                 for (int64_t k = 0; k < count * H; ++k) weight.at[k] *= keep.at[k];
             }
-            add(i, e, count, weight.at, rescale, out);
+            for (int64_t h = 0; h < H; ++h) rescale[h] *= before[h], before[h] = 1;
+            if (e + run >= end) scale_run(weight.at, count, H, total, rescale);
+            add(e, count, weight.at, rescale, out, fetch);
         }
-        for (int64_t h = 0; h < H; ++h) {
-            const T scale = inverse(total[h]);
-            for (int64_t c = 0; c < heads.channels; ++c) out[h * heads.channels + c] *= scale;
-        }
+    };
+    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
+        Fetch fetch(edges, first, streams);
+        for (int64_t i = first; i < last; ++i) attend_row(i, fetch);
     });
 }
 
@@ -572,7 +618,8 @@ void gat(const EdgeRanges& edges, Heads heads, Rows<const X> value, Rows<const X
     const auto source = [&](int64_t e) { return edges.cols[e] - edges.col_offset; };
     attend<X>(
         edges, heads, drop, s, accumulate,
-        [&](int64_t, int64_t t, int64_t e, int64_t count, T* logit) {
+        {columns_of(value.data, value.stride), whole_rows(source_logit.data, source_logit.stride, H)},
+        [&](int64_t t, int64_t e, int64_t count, T* logit, const Fetch&) {
             with_heads(H, [&](auto fixed) {
                 constexpr int F = decltype(fixed)::value;
                 const int64_t N = F ? F : H;
@@ -589,11 +636,7 @@ void gat(const EdgeRanges& edges, Heads heads, Rows<const X> value, Rows<const X
 #pragma omp simd
             for (int64_t k = 0; k < count * H; ++k) logit[k] = leaky(logit[k], below);
         },
-        [&](int64_t i, int64_t e, int64_t count, const T* weight, const T* rescale, T* out) {
-            const Ahead ahead(edges, i);
-            const Fetch fetch = {&edges, &ahead, e, 2,
-                                 {columns_of(value.data, value.stride),
-                                  whole_rows(source_logit.data, source_logit.stride, H)}};
+        [&](int64_t e, int64_t count, const T* weight, const T* rescale, T* out, const Fetch& fetch) {
             add_run(heads, count, weight, rescale, out,
                     RunRows<X>{value.data, value.stride, edges.cols + e, edges.col_offset},
                     RunEdges<const T>{}, fetch);
@@ -616,8 +659,10 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
     for_each_part(edges, pieces, span_of(edges) * width, [&](int64_t part, int64_t first, int64_t last) {
         T* sums = parts + part * size;
         for (int64_t k = 0; k < size; ++k) sums[k] = 0;
+        if (first == last) return;
+        Fetch fetch(edges, first, {columns_of(targets.dout, targets.dout_width),
+                                   whole_rows(targets.state, 4 * H, 4 * H), whole_rows(sums, H, H)});
         for (int64_t j = first; j < last; ++j) {
-            const Ahead ahead(edges, j);
             Grads<T> g;
             Buffer<T> raw;
             T of_head[kLongestRun];
@@ -645,9 +690,7 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
 #pragma omp simd
                 for (int64_t k = 0; k < count * H; ++k) g.logit.at[k] = leaky(raw.at[k], below);
                 const RunRows<T> dout = {targets.dout, targets.dout_width, to, 0};
-                const Fetch fetch = {&edges, &ahead, e, 3,
-                                     {columns_of(targets.dout, targets.dout_width),
-                                      whole_rows(targets.state, 4 * H, 4 * H), whole_rows(sums, H, H)}};
+                fetch.next_run(count);
                 if (!shared) {
                     dot_run(heads, count, own_value, g.dweight.at, dout, RunEdges<const T>{}, fetch);
                 }
@@ -804,14 +847,12 @@ void gatv2(const EdgeRanges& edges, Heads heads, Rows<const X> source, const T* 
         return RunRows<X>{source.data, source.stride, edges.cols + e, edges.col_offset};
     };
     attend<X>(
-        edges, heads, drop, s, accumulate,
-        [&](int64_t i, int64_t t, int64_t e, int64_t count, T* logit) {
-            const Ahead ahead(edges, i);
-            const Fetch fetch = {&edges, &ahead, e, 1, {columns_of(source.data, source.stride)}};
+        edges, heads, drop, s, accumulate, {columns_of(source.data, source.stride)},
+        [&](int64_t t, int64_t e, int64_t count, T* logit, const Fetch& fetch) {
             gatv2_logits(heads, count, target_x + t * width, att, static_cast<T>(slope), logit,
                          rows_at(e), edges_at(edge, e, width), fetch);
         },
-        [&](int64_t, int64_t e, int64_t count, const T* weight, const T* rescale, T* out) {
+        [&](int64_t e, int64_t count, const T* weight, const T* rescale, T* out, const Fetch&) {
             add_run(heads, count, weight, rescale, out, rows_at(e), RunEdges<const T>{}, kNoFetch);
         });
 }
@@ -828,10 +869,11 @@ void gatv2_grad_target(const EdgeRanges& edges, Heads heads, Rows<const X> sourc
                                                               int64_t last) {
         T* sums = parts + part * width;
         for (int64_t f = 0; f < width; ++f) sums[f] = 0;
+        if (first == last) return;
+        Fetch fetch(edges, first, {columns_of(source.data, source.stride)});
         for (int64_t i = first; i < last; ++i) {
             const int64_t t = target(edges, i);
             const T* mine = target_x + t * width;
-            const Ahead ahead(edges, i);
             Grads<T> g;
             for (int64_t e = edges.begin[i]; e < edges.end[i]; e += run) {
                 const int64_t count = smaller(run, edges.end[i] - e);
@@ -839,8 +881,7 @@ void gatv2_grad_target(const EdgeRanges& edges, Heads heads, Rows<const X> sourc
                 const RunRows<X> row = {source.data, source.stride, edges.cols + e,
                                         edges.col_offset};
                 const RunEdges<const T> more = edges_at(edge, e, width);
-                const Fetch fetch = {
-                    &edges, &ahead, e, 1, {columns_of(source.data, source.stride)}};
+                fetch.next_run(count);
                 gatv2_logits(heads, count, mine, att, below, g.logit.at, row, more, fetch);
                 dot_run(heads, count, targets.dout + t * width, g.dweight.at, row,
                         RunEdges<const T>{}, kNoFetch);
@@ -862,11 +903,10 @@ void gatv2_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X
     const EdgeRanges& edges = by_source.ranges;
     const int64_t H = heads.count, width = width_of(heads), run = run_length<T>(heads);
     const T below = static_cast<T>(slope);
-    for_each_row(edges.num_rows, edges.num_edges * width, [&](int64_t i) {
+    const auto of_row = [&](int64_t i, Fetch& fetch) {
         const int64_t j = target(edges, i);
         const X* mine = source.data + j * source.stride;
         T* own = dsource.data + j * dsource.stride;
-        const Ahead ahead(edges, i);
         Grads<T> g;
         for (int64_t e = edges.begin[i]; e < edges.end[i]; e += run) {
             const int64_t count = smaller(run, edges.end[i] - e);
@@ -874,9 +914,7 @@ void gatv2_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X
             stage_targets(g, targets.state, 3 * H, H, count, [&](int64_t k) { return to[k]; });
             const RunRows<T> row = {target_x, width, to, 0}, dout = {targets.dout, width, to, 0};
             const RunEdges<const T> more = {edge, edge ? by_source.index + e : nullptr, width};
-            const Fetch fetch = {&edges, &ahead, e, 3,
-                                 {columns_of(target_x, width), columns_of(targets.dout, width),
-                                  whole_rows(targets.state, 3 * H, 3 * H)}};
+            fetch.next_run(count);
             gatv2_logits(heads, count, mine, att, below, g.logit.at, row, more, fetch);
             dot_run(heads, count, mine, g.dweight.at, dout, RunEdges<const T>{}, kNoFetch);
             finish_run(g, count, H, drop,
@@ -886,6 +924,11 @@ void gatv2_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X
             gatv2_grad_run(heads, count, mine, att, below, g.dweight.at, own,
                            static_cast<T*>(nullptr), row, more, RunEdges<T>{});
         }
+    };
+    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
+        Fetch fetch(edges, first, {columns_of(target_x, width), columns_of(targets.dout, width),
+                                   whole_rows(targets.state, 3 * H, 3 * H)});
+        for (int64_t i = first; i < last; ++i) of_row(i, fetch);
     });
 }
 
@@ -910,17 +953,14 @@ void dot(const EdgeRanges& edges, Heads heads, Rows<const X> key, Rows<const X> 
     const T factor = dot_scale<T>(heads);
     attend<X>(
         edges, heads, drop, s, accumulate,
-        [&](int64_t i, int64_t t, int64_t e, int64_t count, T* logit) {
-            const Ahead ahead(edges, i);
-            const Fetch fetch = {
-                &edges, &ahead, e, 2,
-                {columns_of(key.data, key.stride), columns_of(value.data, value.stride)}};
+        {columns_of(key.data, key.stride), columns_of(value.data, value.stride)},
+        [&](int64_t t, int64_t e, int64_t count, T* logit, const Fetch& fetch) {
             dot_run(heads, count, query + t * width, logit,
                     RunRows<X>{key.data, key.stride, edges.cols + e, edges.col_offset},
                     edges_at(edge, e, width), fetch);
             scale_run(logit, count * heads.count, factor);
         },
-        [&](int64_t, int64_t e, int64_t count, const T* weight, const T* rescale, T* out) {
+        [&](int64_t e, int64_t count, const T* weight, const T* rescale, T* out, const Fetch&) {
             add_run(heads, count, weight, rescale, out,
                     RunRows<X>{value.data, value.stride, edges.cols + e, edges.col_offset},
                     edges_at(edge, e, width), kNoFetch);
@@ -934,11 +974,10 @@ void dot_grad_target(const EdgeRanges& edges, Heads heads, Rows<const X> key, Ro
                      const CoefficientDropout& drop, T* dquery, T* dedge) {
     const int64_t H = heads.count, width = width_of(heads), run = run_length<X>(heads);
     const T factor = dot_scale<T>(heads);
-    for_each_row(edges.num_rows, edges.num_edges * width, [&](int64_t i) {
+    const auto of_row = [&](int64_t i, Fetch& fetch) {
         const int64_t t = target(edges, i);
         const T* q = query + t * width;
         const T* dout = targets.dout + t * width;
-        const Ahead ahead(edges, i);
         Grads<T> g;
         for (int64_t e = edges.begin[i]; e < edges.end[i]; e += run) {
             const int64_t count = smaller(run, edges.end[i] - e);
@@ -947,9 +986,7 @@ void dot_grad_target(const EdgeRanges& edges, Heads heads, Rows<const X> key, Ro
             const RunRows<X> keys = {key.data, key.stride, cols, edges.col_offset};
             const RunRows<X> values = {value.data, value.stride, cols, edges.col_offset};
             const RunEdges<const T> more = edges_at(edge, e, width);
-            const Fetch fetch = {
-                &edges, &ahead, e, 2,
-                {columns_of(key.data, key.stride), columns_of(value.data, value.stride)}};
+            fetch.next_run(count);
             dot_run(heads, count, q, g.logit.at, keys, more, fetch);
             scale_run(g.logit.at, count * H, factor);
             dot_run(heads, count, dout, g.dweight.at, values, more, kNoFetch);
@@ -970,6 +1007,11 @@ void dot_grad_target(const EdgeRanges& edges, Heads heads, Rows<const X> key, Ro
                 }
             }
         }
+    };
+    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
+        Fetch fetch(edges, first,
+                    {columns_of(key.data, key.stride), columns_of(value.data, value.stride)});
+        for (int64_t i = first; i < last; ++i) of_row(i, fetch);
     });
 }
 
@@ -982,16 +1024,16 @@ void dot_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X> 
     const EdgeRanges& edges = by_source.ranges;
     const int64_t H = heads.count, width = width_of(heads), run = run_length<T>(heads);
     const T factor = dot_scale<T>(heads);
-    for_each_row(edges.num_rows, edges.num_edges * width, [&](int64_t i) {
+    const auto of_row = [&](int64_t i, Fetch& fetch) {
         const int64_t j = target(edges, i);
         const X* own_key = key.data + j * key.stride;
         const X* own_value = value.data + j * value.stride;
-        const Ahead ahead(edges, i);
         Grads<T> g;
         for (int64_t e = edges.begin[i]; e < edges.end[i]; e += run) {
             const int64_t count = smaller(run, edges.end[i] - e);
             const int32_t* to = edges.cols + e;
             stage_targets(g, targets.state, 3 * H, H, count, [&](int64_t k) { return to[k]; });
+            fetch.next_run(count);
             const RunRows<T> queries = {query, width, to, 0}, dout = {targets.dout, width, to, 0};
             if (edge) {
                 for (int64_t k = 0; k < count; ++k) {
@@ -1009,9 +1051,6 @@ void dot_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X> 
                     }
                 }
             } else {
-                const Fetch fetch = {&edges, &ahead, e, 3,
-                                     {columns_of(query, width), columns_of(targets.dout, width),
-                                      whole_rows(targets.state, 3 * H, 3 * H)}};
                 dot_run(heads, count, own_key, g.logit.at, queries, RunEdges<const T>{}, fetch);
                 dot_run(heads, count, own_value, g.dweight.at, dout, RunEdges<const T>{}, kNoFetch);
             }
@@ -1025,6 +1064,11 @@ void dot_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X> 
             add_run(heads, count, g.dweight.at, as_it_is, dkey.data + j * dkey.stride, queries,
                     RunEdges<const T>{}, kNoFetch);
         }
+    };
+    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
+        Fetch fetch(edges, first, {columns_of(query, width), columns_of(targets.dout, width),
+                                   whole_rows(targets.state, 3 * H, 3 * H)});
+        for (int64_t i = first; i < last; ++i) of_row(i, fetch);
     });
 }
 

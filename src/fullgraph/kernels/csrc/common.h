@@ -102,24 +102,39 @@ inline void with_weight(const Weights<T>& w, Body body) {
 // How many edges ahead the row of an edge is asked for.
 constexpr int64_t kAhead = 40;
 
-// The edges that come after those of one row: what is next is often another row's.
-class Ahead {
-  public:
-    Ahead(const EdgeRanges& edges, int64_t i)
-        : end_(edges.end[i]),
-          skip_(i + 1 < edges.num_rows ? edges.begin[i + 1] - end_ : edges.num_edges),
-          num_edges_(edges.num_edges) {}
+// Goes through the edges of all ranges, which need not lie one after the other, from a row's on.
+class EdgeCursor {
+public:
+    EdgeCursor() = default;
+    EdgeCursor(const EdgeRanges& edges, int64_t row)
+        : edges_(&edges), row_(row), edge_(edges.begin[row]), end_(edges.end[row]),
+          col_(edges.col_offset) {}
 
-    // The edge that comes kAhead after edge e of this row; at the end of all, the last.
-    int64_t of(int64_t e) const {
-        int64_t ahead = e + kAhead;
-        if (ahead >= end_) ahead += skip_;
-        return smaller(ahead, num_edges_ - 1);
+    // The row that the next edge leads to; after the last, its again.
+    int64_t next() {
+        while (edge_ == end_ && row_ + 1 < edges_->num_rows) {
+            ++row_;
+            edge_ = edges_->begin[row_];
+            end_ = edges_->end[row_];
+        }
+        if (edge_ < end_) col_ = edges_->cols[edge_++];
+        return col_ - edges_->col_offset;
     }
 
-  private:
-    int64_t end_, skip_, num_edges_;
+private:
+    const EdgeRanges* edges_ = nullptr;
+    int64_t row_ = 0, edge_ = 0, end_ = 0, col_ = 0;
 };
+
+// The edges that come kAhead later than those from a row on. Those before are given to ask(row),
+// which has to be inlined always: a function that only prefetches counts as one without effect, and
+// GCC drops calls of it.
+template <typename Ask>
+inline EdgeCursor ahead_of(const EdgeRanges& edges, int64_t row, Ask ask) {
+    EdgeCursor cursor(edges, row);
+    for (int64_t k = 0; k < kAhead; ++k) ask(cursor.next());
+    return cursor;
+}
 
 // Asks for columns first .. first + width - 1 of a row. The row may lie outside of x (a short range
 // leads to edges of another chunk): a prefetch cannot fault.
@@ -142,18 +157,25 @@ constexpr int64_t kRun = 512;
 // Less work than this (elements touched) is not worth waking threads for.
 constexpr int64_t kSerial = 1 << 13;
 
-// Calls row(i) for i of 0 .. num_rows - 1, on all threads, in small batches to whichever is free:
-// rows differ by orders of magnitude in edges. A row is done by one thread in a fixed order, so
-// that results do not depend on the number of threads.
-template <typename Row>
-inline void for_each_row(int64_t num_rows, int64_t work, Row row) {
-    const int64_t size = larger(1, smaller(64, num_rows / 64));
+// Calls batch(first, last + 1) for runs of the rows 0 .. num_rows - 1, on all threads, small ones, to
+// whichever is free: rows differ by orders of magnitude in edges. A row is done by one thread in a
+// fixed order, so that results do not depend on the number of threads.
+template <typename Batch>
+inline void for_each_batch(int64_t num_rows, int64_t work, Batch batch) {
+    const int64_t size = larger(1, smaller(256, num_rows / 64));
     const int64_t num_batches = (num_rows + size - 1) / size;
 #pragma omp parallel for schedule(dynamic) if (work > kSerial && num_batches > 1)
-    for (int64_t batch = 0; batch < num_batches; ++batch) {
-        const int64_t last = smaller(num_rows, (batch + 1) * size);
-        for (int64_t i = batch * size; i < last; ++i) row(i);
+    for (int64_t k = 0; k < num_batches; ++k) {
+        batch(k * size, smaller(num_rows, (k + 1) * size));
     }
+}
+
+// Calls row(i) for i of 0 .. num_rows - 1, in such batches.
+template <typename Row>
+inline void for_each_row(int64_t num_rows, int64_t work, Row row) {
+    for_each_batch(num_rows, work, [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) row(i);
+    });
 }
 
 // ---- Columns to registers --------------------------------------------------------------------

@@ -12,51 +12,63 @@ namespace fullgraph::FULLGRAPH_ISA {
 template <typename X, typename T>
 void spmm(const EdgeRanges& edges, const X* x, Weights<T> w, T* out, int64_t num_cols,
           bool accumulate) {
+    const auto ask = [&](int64_t row) __attribute__((always_inline)) {
+        prefetch_row(x, row, num_cols, 0, num_cols);
+    };
     with_weight(w, [&](auto weight_of) {
-        for_each_row(edges.num_rows, edges.num_edges * num_cols, [&](int64_t i) {
-            const int64_t begin = edges.begin[i], end = edges.end[i];
-            if (begin == end && accumulate) return;
-            for_each_tile<T, 1>(num_cols, [&](int64_t first, int64_t done, auto width) {
-                constexpr int W = decltype(width)::value;
-                T* to = out + target(edges, i) * num_cols + first;
-                const Ahead ahead(edges, i);
-                int64_t e = begin;
-                do {
-                    T sum[W] = {};
-                    const bool add = accumulate || e > begin;
-                    for (const int64_t stop = smaller(end, e + kRun); e < stop; ++e) {
-                        const int64_t next = edges.cols[ahead.of(e)] - edges.col_offset;
-                        prefetch_row(x, next, num_cols, first, W);
-                        const X* from = x + (edges.cols[e] - edges.col_offset) * num_cols + first;
-                        const T weight = weight_of(e);
+        const auto sum_rows = [&](int64_t first_row, int64_t last_row) {
+            EdgeCursor ahead = ahead_of(edges, first_row, ask);
+            for (int64_t i = first_row; i < last_row; ++i) {
+                const int64_t begin = edges.begin[i], end = edges.end[i];
+                if (begin == end && accumulate) continue;
+                const EdgeCursor start = ahead;
+                for_each_tile<T, 1>(num_cols, [&](int64_t first, int64_t done, auto width) {
+                    constexpr int W = decltype(width)::value;
+                    T* to = out + target(edges, i) * num_cols + first;
+                    EdgeCursor later = start;
+                    int64_t e = begin;
+                    do {
+                        T sum[W] = {};
+                        const bool add = accumulate || e > begin;
+                        for (const int64_t stop = smaller(end, e + kRun); e < stop; ++e) {
+                            prefetch_row(x, later.next(), num_cols, first, W);
+                            const X* from = x + (edges.cols[e] - edges.col_offset) * num_cols + first;
+                            const T weight = weight_of(e);
 #pragma omp simd
-                        for (int f = 0; f < W; ++f) sum[f] += weight * widen(from[f]);
-                    }
-                    if (add) {
-                        for (int64_t f = done; f < W; ++f) to[f] += sum[f];
-                    } else {
-                        for (int64_t f = done; f < W; ++f) to[f] = sum[f];
-                    }
-                } while (e < end);
-            });
-        });
+                            for (int f = 0; f < W; ++f) sum[f] += weight * widen(from[f]);
+                        }
+                        if (add) {
+                            for (int64_t f = done; f < W; ++f) to[f] += sum[f];
+                        } else {
+                            for (int64_t f = done; f < W; ++f) to[f] = sum[f];
+                        }
+                    } while (e < end);
+                    ahead = later;
+                });
+            }
+        };
+        for_each_batch(edges.num_rows, edges.num_edges * num_cols, sum_rows);
     });
 }
 
 // out[e] += <grad[t(i), :], x[cols[e] - col_offset, :]> for every edge e of row i.
 template <typename X, typename T>
 void sddmm(const EdgeRanges& edges, const X* x, const T* grad, T* out, int64_t num_cols) {
-    for_each_row(edges.num_rows, edges.num_edges * num_cols, [&](int64_t i) {
-        const T* g = grad + target(edges, i) * num_cols;
-        const Ahead ahead(edges, i);
-        for (int64_t e = edges.begin[i]; e < edges.end[i]; ++e) {
-            const int64_t next = edges.cols[ahead.of(e)] - edges.col_offset;
-            prefetch_row(x, next, num_cols, 0, num_cols);
-            const X* from = x + (edges.cols[e] - edges.col_offset) * num_cols;
-            T sum = 0;
+    const auto ask = [&](int64_t row) __attribute__((always_inline)) {
+        prefetch_row(x, row, num_cols, 0, num_cols);
+    };
+    for_each_batch(edges.num_rows, edges.num_edges * num_cols, [&](int64_t first, int64_t last) {
+        EdgeCursor ahead = ahead_of(edges, first, ask);
+        for (int64_t i = first; i < last; ++i) {
+            const T* g = grad + target(edges, i) * num_cols;
+            for (int64_t e = edges.begin[i]; e < edges.end[i]; ++e) {
+                ask(ahead.next());
+                const X* from = x + (edges.cols[e] - edges.col_offset) * num_cols;
+                T sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t f = 0; f < num_cols; ++f) sum += g[f] * widen(from[f]);
-            out[e] += sum;
+                for (int64_t f = 0; f < num_cols; ++f) sum += g[f] * widen(from[f]);
+                out[e] += sum;
+            }
         }
     });
 }
