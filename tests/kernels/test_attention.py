@@ -164,13 +164,14 @@ def test_gradients_by_target(
 
 @HOW
 @DTYPE
-@pytest.mark.parametrize("name", ["gat", "gat of a mean", "gatv2", "dot"])
+@pytest.mark.parametrize("name", ["gat", "gat of a mean", "gat anew", "gatv2", "dot"])
 @pytest.mark.parametrize(("kind", "heads", "channels"), BY_SOURCE)
 def test_gradients_by_source(
     kind: str, heads: int, channels: int, name: str, dtype: torch.dtype, how: str
 ) -> None:
     r, width, data = ranges(kind), heads * channels, Data(dtype)  # columns are targets here
     dout_width = channels if name == "gat of a mean" else width  # or all heads have the same
+    anew = {"accumulate": False} if name == "gat anew" else {}
     name = name.split()[0]
     num_targets, num_edges = r.num_sources, len(r.cols)
     with_edge, dropout, drop = options(how, num_edges)
@@ -185,6 +186,8 @@ def test_gradients_by_source(
         second = heads if name == "gat" else width
         sources.append(data.rows(num_sources, second))
         outputs.append(data.wide_sums(num_sources, second))
+    for written, _ in outputs if anew else []:
+        written.fill_(NAN)
     targets = [] if name == "gat" else [data.sums(num_targets, width)]
     if name == "gatv2":
         targets.append(data.sums(heads, channels))
@@ -202,11 +205,11 @@ def test_gradients_by_source(
     slope = {} if name == "dot" else {"slope": SLOPE}
     function = "gat_grad" if name == "gat" else f"{name}_grad_source"
     getattr(kernels, function)(
-        *r.csr, *(x for x, _ in [*sources, *targets, *after, *outputs]), **slope, **more,
+        *r.csr, *(x for x, _ in [*sources, *targets, *after, *outputs]), **slope, **more, **anew,
         index=index if with_edge or dropout else None, dropout=dropout,
     )  # fmt: skip
     lists = (*r.csr, index) if name == "gat" else (*r.csr, rows, index)
-    last = [dedge[1]] if name == "gat" else []
+    last = [dedge[1], not anew] if name == "gat" else []
     run_reference(
         getattr(reference, function), *lists, *(x for _, x in [*sources, *targets]),
         edge[1], *(x for _, x in after), *slope.values(), *drop, *(x for _, x in outputs), *last,

@@ -64,7 +64,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     ),
     "gat_grad": (
         *T.csr, ORDER, SOURCES_T, normal(D, H), EDGE_T[:, :H].contiguous(), STATE_T, DOUT_T, 0.2,
-        *DROP_T, zeros(D, F), zeros(D, H), zeros(N, H), zeros(len(T.cols), H),
+        *DROP_T, zeros(D, F), zeros(D, H), zeros(N, H), zeros(len(T.cols), H), True,
     ),
     "gatv2": (*PLACE, SOURCES, TARGETS, ATT, EDGE, 0.2, *DROP, *SOFTMAX),
     "gatv2_grad_target": (

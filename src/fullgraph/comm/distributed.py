@@ -718,7 +718,7 @@ class DistributedGraph:
         through once a message, and there is room, as fewer ranks hold more.
         """
         owned = (self.source_ownership or self.ownership).num_owned
-        messages = min(MESSAGES_OF_A_RANK, 2 * self.group.size)
+        messages = min(MESSAGES_OF_A_RANK, 2 * self.group.size - 1)
         least = SMALL_MESSAGE_BYTES // max(1, row_bytes)
         most = self.max_block_bytes // max(1, row_bytes)
         return max(1, min(most, max(least, -(-max(owned) // messages))))

@@ -75,7 +75,7 @@ def gat_grad(
     begin: Tensor, end: Tensor, cols: Tensor, value: Tensor, source_logit: Tensor, state: Tensor,
     dout: Tensor, dvalue: Tensor, dsource_logit: Tensor, dtarget_logit: Tensor, *, slope: float,
     index: Tensor | None = None, edge_logit: Tensor | None = None,
-    dedge_logit: Tensor | None = None, dropout: EdgeDropout | None = None,
+    dedge_logit: Tensor | None = None, dropout: EdgeDropout | None = None, accumulate: bool = True,
 ) -> None:  # fmt: skip
     """All gradients of `gat`, by source; each is added to.
 
@@ -83,6 +83,8 @@ def gat_grad(
         state: [n, 4 H], the fourth being the target_logit. dout: [n, H C], or [n, C], which is
             then that of every head.
         dvalue: [S, H C]; dsource_logit: [S, H]; dtarget_logit: [n, H]; dedge_logit: [E, H].
+        accumulate: otherwise dvalue and dsource_logit, which have a row for each range, are
+            written to.
     """
     heads = source_logit.shape[1]
     dtype = _check_sources(value, {
@@ -102,6 +104,7 @@ def gat_grad(
     _ops.gat_grad(
         begin, end, cols, index, value, source_logit, edge_logit, state, dout, float(slope),
         *_dropout(dropout, cols, value), dvalue, dsource_logit, dtarget_logit, dedge_logit,
+        accumulate,
     )  # fmt: skip
 
 

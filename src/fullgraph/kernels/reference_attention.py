@@ -97,10 +97,12 @@ def gat_grad(
     begin: Tensor, end: Tensor, cols: Tensor, index: Tensor | None, value: Tensor,
     source_logit: Tensor, edge_logit: Tensor | None, state: Tensor, dout: Tensor, slope: float,
     ids: Tensor | None, p: float, seed: int, step: int, layer: int, dvalue: Tensor,
-    dsource_logit: Tensor, dtarget_logit: Tensor, dedge_logit: Tensor | None,
+    dsource_logit: Tensor, dtarget_logit: Tensor, dedge_logit: Tensor | None, accumulate: bool,
 ) -> None:  # fmt: skip
     source, to, e = _ends_by_source(begin, end, cols, None, index)
     heads = source_logit.shape[1]
+    if not accumulate:
+        dvalue.zero_(), dsource_logit.zero_()
     dout = _of_all_heads(dout, value)
     target_logit = state[to, 3 * heads :]
     logit = _gat_logit(source_logit[source], target_logit, edge_logit, e)

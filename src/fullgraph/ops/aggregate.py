@@ -17,7 +17,13 @@ from fullgraph import kernels
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.ops.extremum import extremum
-from fullgraph.ops.halo import fetch_and_send_back, for_each_source, new_halo, send_to_sources
+from fullgraph.ops.halo import (
+    fetch_and_send_back,
+    for_each_source,
+    new_gradients,
+    new_halo,
+    send_to_sources,
+)
 from fullgraph.ops.pointwise import scale_rows_
 from fullgraph.ops.slices import Slices
 from fullgraph.ops.targets import fetch_targets, sum_to_owners
@@ -75,7 +81,7 @@ class _Sum(torch.autograd.Function):
         graph: DistributedGraph = ctx.graph
         slices = Slices.even(graph, grad.shape[1])
         grad = fetch_targets(graph, slices.of(grad), layer=ctx.call, direction="backward")
-        sums = [kernels.new_zeros(grad, graph.num_sources, width) for width in slices.widths]
+        sums = new_gradients(graph, grad, slices.widths)
         dw = None if x is None else torch.zeros_like(weight)
 
         def fill(block: Block, chunk: Chunk, rows: Tensor) -> None:
@@ -83,7 +89,7 @@ class _Sum(torch.autograd.Function):
             kernels.spmm(
                 block.t_offsets[:-1][t], block.t_offsets[1:][t], block.t_cols, grad, rows,
                 weight=_of_block(weight, block),
-                weight_index=None if weight is None else block.t_index,
+                weight_index=None if weight is None else block.t_index, accumulate=False,
             )  # fmt: skip
 
         def use(block: Block, chunk: Chunk, source: Tensor, rows: Tensor) -> None:
@@ -96,9 +102,11 @@ class _Sum(torch.autograd.Function):
             )  # fmt: skip
 
         if dw is None:
-            send_to_sources(graph, sums, fill, layer=ctx.call)
+            send_to_sources(graph, sums, fill, layer=ctx.call, writes=True)
         else:
-            fetch_and_send_back(graph, slices.of(x), sums, use, layer=ctx.call, halo=halo)
+            fetch_and_send_back(
+                graph, slices.of(x), sums, use, layer=ctx.call, halo=halo, writes=True
+            )
         dx = slices.join(sums)
         if source_scale is not None:
             dx.mul_(source_scale.to(dx.dtype).unsqueeze(1))

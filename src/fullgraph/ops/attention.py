@@ -31,7 +31,13 @@ from fullgraph.comm.stale import Call
 from fullgraph.graph.blocks import Block, Chunk
 from fullgraph.kernels.reference import edges_of
 from fullgraph.ops.dropout import DropoutKey
-from fullgraph.ops.halo import Pieces, fetch_and_send_back, for_each_source, new_halo
+from fullgraph.ops.halo import (
+    Pieces,
+    fetch_and_send_back,
+    for_each_source,
+    new_gradients,
+    new_halo,
+)
 from fullgraph.ops.pointwise import mean_of_heads
 from fullgraph.ops.slices import Slices
 from fullgraph.ops.targets import fetch_targets, return_partials, sum_to_owners
@@ -234,7 +240,7 @@ class _Gat(torch.autograd.Function):
         dout, state = share.gradient_to_targets(dout, state)
         wide_edge_logit = None if edge_logit is None else share.of(edge_logit.to(dtype), 1)
         sources = _Sources.side_by_side(share, all_rows, widths)
-        grads = _Sources.zeros_side_by_side(share, all_rows, widths, dtype)
+        grads = _Sources.gradients(share, all_rows, widths, dtype)
         dtarget_logit = kernels.new_zeros(top, graph.num_targets, share.count)
         dedge_logit = None
         if wide_edge_logit is not None and ctx.needs_input_grad[2]:
@@ -252,9 +258,12 @@ class _Gat(torch.autograd.Function):
                 edge_logit=_of_block(wide_edge_logit, block),
                 dedge_logit=_of_block(dedge_logit, block),
                 dropout=options.dropout_of(block.edges, share.first), slope=options.extra["slope"],
+                accumulate=False,
             )  # fmt: skip
 
-        fetch_and_send_back(graph, sources.rows, grads.rows, use, layer=ctx.call, halo=halo)
+        fetch_and_send_back(
+            graph, sources.rows, grads.rows, use, layer=ctx.call, halo=halo, writes=True
+        )
         if dedge_logit is not None:
             dedge_logit = share.among_all(dedge_logit, 1).to(edge_logit.dtype)
         dtarget_logit = share.to_owners(dtarget_logit, 1)
@@ -581,18 +590,17 @@ class _Sources:
         if share.graph.group.size == 1:
             parts = [kernels.new_zeros(x, *x.shape, dtype=dtype) for x in like]
             return _Sources.of(share, parts)
-        columns = [share.channels] * len(like)
-        return _Sources.zeros_side_by_side(share, like[0], columns, dtype)
+        zeros = _Sources.gradients(share, like[0], [share.channels] * len(like), dtype)
+        zeros.pieces[share.graph.feature_slice].zero_()
+        return zeros
 
     @staticmethod
-    def zeros_side_by_side(
+    def gradients(
         share: _Heads, like: Tensor, columns: Sequence[int], dtype: torch.dtype
     ) -> _Sources:
-        graph, m = share.graph, like.shape[0]
-        pieces = [
-            kernels.new_zeros(like, m, width, dtype=dtype)
-            for width in share.slices(*columns).widths
-        ]
+        """Side by side, to be written; see `new_gradients`."""
+        graph = share.graph
+        pieces = new_gradients(graph, like, share.slices(*columns).widths, dtype)
         own = pieces[graph.feature_slice].split([share.count * c for c in columns], 1)
         return _Sources((), tuple(own), pieces, graph.edges.blocks[graph.group.rank])
 

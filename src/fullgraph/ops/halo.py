@@ -103,17 +103,19 @@ def _use_stale(rows: _Rows, use: UseRows, call: Call, halo: Tensor | None, as_is
 
 def send_to_sources(
     graph: DistributedGraph, dx: Pieces, fill: FillRows, *, layer: str | Call,
-    as_is: bool = False,
+    as_is: bool = False, writes: bool = False,
 ) -> Call:  # fmt: skip
     """Add what every block contributes to its sources' rows to dx on the rank that owns them.
 
     Args:
         dx: [n, F], contiguous, added to in place; or its pieces.
         fill: `fill(block, chunk, rows)` adds the chunk's contribution to `rows` [S, F], zero at
-            first; for the rank's own block `rows` is dx itself.
+            first; for the rank's own block, which comes first, `rows` is dx itself.
+        writes: `fill` writes to all of `rows` instead, which is not initialised; dx is then as
+            `new_gradients` gives it.
         layer, as_is: as for `for_each_source`, which is the gradient of this.
     """
-    rows = _Rows(graph, dx)
+    rows = _Rows(graph, dx, writes=writes)
     call = graph.stale.call(graph, layer)
     if call.remote == "fresh":
         _send(rows, fill, call.layer, rows.add_owned, as_is)
@@ -128,7 +130,7 @@ def _send(
     rows: _Rows, fill: FillRows, layer: str, take: Callable[[Message, Tensor], None], as_is: bool
 ) -> None:
     def make(message: Message) -> Tensor:
-        contribution = rows.empty(message).zero_()
+        contribution = rows.empty_or_zero(message)
         fill(*rows.block_and_chunk(message), contribution)
         return contribution
 
@@ -159,7 +161,7 @@ def _send_stale(rows: _Rows, fill: FillRows, call: Call, as_is: bool) -> None:
     now = kept.next_turn(bins, returning=True, into=None)
     leaving: list[list[Tensor]] = [[] for _ in graph.edges.blocks]
     for block, chunk in _remote_chunks(rows):
-        contribution = rows.empty(_message_of(block, chunk)).zero_()
+        contribution = rows.empty_or_zero(_message_of(block, chunk))
         fill(block, chunk, contribution)
         places = now.needed[block.source_rank]
         chosen = places[(places >= chunk.first_row) & (places < chunk.last_row)]
@@ -179,7 +181,7 @@ def _send_stale(rows: _Rows, fill: FillRows, call: Call, as_is: bool) -> None:
 
 def fetch_and_send_back(
     graph: DistributedGraph, x: Pieces, dx: Pieces, use: UseAndFillRows, *, layer: str | Call,
-    halo: Tensor | None = None, as_is: bool = False,
+    halo: Tensor | None = None, as_is: bool = False, writes: bool = False,
 ) -> None:  # fmt: skip
     """Add to dx, on the owners, a gradient that depends on the sources' rows of x.
 
@@ -189,7 +191,7 @@ def fetch_and_send_back(
             `contribution` [S, F], zero at first; for the own block these are x and dx themselves.
         layer: the `Call` that the forward pass gave.
         halo: [H, F], the remote rows if they were kept; without it they are fetched again.
-        as_is: as for `for_each_source`.
+        as_is: as for `for_each_source`. writes: as for `send_to_sources`, of `contribution`.
     """
     rows = _Rows(graph, x)
     own = graph.edges.blocks[graph.group.rank]
@@ -201,14 +203,14 @@ def fetch_and_send_back(
                 block, chunk,
                 rows.owned if block is own else rows.kept(block, chunk, halo), contribution,
             ),
-            layer=call,
+            layer=call, writes=writes,
         )  # fmt: skip
         return
 
-    gradients = _Rows(graph, dx)
+    gradients = _Rows(graph, dx, writes=writes)
 
     def take(message: Message, received: Tensor) -> Tensor:
-        contribution = gradients.empty(message).zero_()
+        contribution = gradients.empty_or_zero(message)
         use(*rows.block_and_chunk(message), received, contribution)
         return contribution
 
@@ -230,6 +232,19 @@ def for_each_kept(
     else:
         _on_kept(rows, use, halo)
     return call
+
+
+def new_gradients(
+    graph: DistributedGraph, like: Tensor, widths: Sequence[int], dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """[m, F_k] of each slice, for gradients of sources that are written and then added to: not
+    initialised for the slice of this rank, zeros for the others."""
+
+    def make(k: int, width: int) -> Tensor:
+        new = kernels.new_empty if k == graph.feature_slice else kernels.new_zeros
+        return new(like, graph.num_sources, width, dtype=dtype)
+
+    return [make(k, width) for k, width in enumerate(widths)]
 
 
 def new_halo(graph: DistributedGraph, x: Pieces) -> Tensor:
@@ -281,15 +296,17 @@ def _message_of(block: Block, chunk: Chunk) -> Message:
 class _Rows:
     """The rows of one tensor [n, F], or of its pieces, as the messages of a plan see them.
 
-    ``owned``: the columns that this rank works on. ``plan``: by default the graph's.
+    ``owned``: the columns that this rank works on. ``plan``: by default the graph's. ``writes``:
+    whether contributions are written, rather than added to zeros.
     The chunks of a block are the same in every pass: what is computed again is compared to the bit
     with what it was, and a product of fewer rows may round otherwise.
     """
 
     def __init__(
-        self, graph: DistributedGraph, rows: Pieces, plan: ExchangePlan | None = None
-    ) -> None:
-        self.graph, self.plan = graph, plan or graph.plan
+        self, graph: DistributedGraph, rows: Pieces, plan: ExchangePlan | None = None,
+        writes: bool = False,
+    ) -> None:  # fmt: skip
+        self.graph, self.plan, self.writes = graph, plan or graph.plan, writes
         self.pieces = [rows] if isinstance(rows, Tensor) else rows
         self.owned = self.pieces[graph.feature_slice]
         # The same on all ranks, whichever slice each works on.
@@ -315,6 +332,10 @@ class _Rows:
 
     def empty(self, message: Message) -> Tensor:
         return kernels.new_empty(self.owned, message.num_rows, self.owned.shape[1])
+
+    def empty_or_zero(self, message: Message) -> Tensor:
+        rows = self.empty(message)
+        return rows if self.writes else rows.zero_()
 
     def empty_for_peer(self, message: Message) -> Tensor:
         num_columns = self._of_peer(message).shape[1]

@@ -648,7 +648,7 @@ template <typename X, typename T>
 void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
               Rows<const X> source_logit, const T* edge_logit, Targets<T> targets, double slope,
               const CoefficientDropout& drop, Rows<T> dvalue, Rows<T> dsource_logit,
-              T* dtarget_logit, T* dedge_logit, T* parts) {
+              T* dtarget_logit, T* dedge_logit, T* parts, bool accumulate) {
     const EdgeRanges& edges = by_source.ranges;
     const int64_t H = heads.count, width = width_of(heads), run = run_length<T>(heads);
     const Heads one_head = {1, heads.channels};
@@ -669,6 +669,11 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
             const X* mine = source_logit.data + j * source_logit.stride;
             const X* own_value = value.data + j * value.stride;
             T* own_dvalue = dvalue.data + j * dvalue.stride;
+            T* own_dlogit = dsource_logit.data + j * dsource_logit.stride;
+            if (!accumulate) {
+                for (int64_t f = 0; f < width; ++f) own_dvalue[f] = 0;
+                for (int64_t h = 0; h < H; ++h) own_dlogit[h] = 0;
+            }
             for (int64_t e = edges.begin[j]; e < edges.end[j]; e += run) {
                 const int64_t count = smaller(run, edges.end[j] - e);
                 const int32_t* to = edges.cols + e;
@@ -718,7 +723,7 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
                 with_heads(H, [&](auto fixed) {
                     constexpr int F = decltype(fixed)::value;
                     const int64_t N = F ? F : H;
-                    T* own = dsource_logit.data + j * dsource_logit.stride;
+                    T* own = own_dlogit;
                     for (int64_t k = 0; k < count; ++k) {
                         T* theirs = sums + to[k] * N;
                         for (int64_t h = 0; h < N; ++h) theirs[h] += draw[k * N + h];

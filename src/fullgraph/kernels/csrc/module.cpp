@@ -266,7 +266,7 @@ void bind_attention_kernels(nb::module_& m) {
            Matrix<const T> state, Matrix<const T> dout, double slope, Maybe<Ids> ids,
            uint64_t threshold, double scale, uint64_t seed, uint32_t step, uint32_t layer,
            Strided<T> dvalue, Strided<T> dsource_logit, Matrix<T> dtarget_logit,
-           Maybe<Matrix<T>> dedge_logit) {
+           Maybe<Matrix<T>> dedge_logit, bool accumulate) {
             nb::gil_scoped_release release;
             const EdgesBySource edges = by_source(begin, end, cols, std::nullopt, index);
             const declared::Scratch<T> parts(declared::num_parts(edges.ranges, dout.shape(0)) *
@@ -275,14 +275,15 @@ void bind_attention_kernels(nb::module_& m) {
                 edges, heads_of(value, dtarget_logit), rows_of(value), rows_of(source_logit),
                 data_of(edge_logit), targets_of<T>(state, dout), slope,
                 drop_of(ids, threshold, scale, seed, step, layer), rows_of(dvalue),
-                rows_of(dsource_logit), dtarget_logit.data(), data_of(dedge_logit), parts.get());
+                rows_of(dsource_logit), dtarget_logit.data(), data_of(dedge_logit), parts.get(),
+                accumulate);
         },
         "begin"_a.noconvert(), "end"_a.noconvert(), "cols"_a.noconvert(),
         "index"_a.noconvert().none(), "value"_a.noconvert(), "source_logit"_a.noconvert(),
         "edge_logit"_a.noconvert().none(), "state"_a.noconvert(), "dout"_a.noconvert(), "slope"_a,
         "ids"_a.noconvert().none(), "threshold"_a, "scale"_a, "seed"_a, "step"_a, "layer"_a,
         "dvalue"_a.noconvert(), "dsource_logit"_a.noconvert(), "dtarget_logit"_a.noconvert(),
-        "dedge_logit"_a.noconvert().none());
+        "dedge_logit"_a.noconvert().none(), "accumulate"_a);
     m.def(
         "gatv2",
         [](Ids begin, Ids end, Cols cols, Maybe<Cols> rows, int64_t col_offset,

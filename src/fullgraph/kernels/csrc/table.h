@@ -44,7 +44,7 @@ struct AttentionKernels {
     void (*gat)(const EdgeRanges&, Heads, Sources, Sources, const T*, const T*, double, Drop,
                 Softmax<T>, bool);
     void (*gat_grad)(const EdgesBySource&, Heads, Sources, Sources, const T*, Targets<T>, double,
-                     Drop, Rows<T>, Rows<T>, T*, T*, T*);
+                     Drop, Rows<T>, Rows<T>, T*, T*, T*, bool);
     void (*gatv2)(const EdgeRanges&, Heads, Sources, const T*, const T*, const T*, double, Drop,
                   Softmax<T>, bool);
     void (*gatv2_grad_target)(const EdgeRanges&, Heads, Sources, const T*, const T*, const T*,
