@@ -262,6 +262,13 @@ def test_exponentials_are_as_good_as_torchs(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, exact, rtol=8 * rounding, atol=1.2e-38)
 
 
+@pytest.mark.parametrize("num_edges", [8, 16, 32, 63, 64, 65, 128, 256])
+def test_rows_of_whole_runs(num_edges: int) -> None:
+    logits = normal(num_edges, seed=4)
+    got, _ = softmax_of(logits.tolist(), torch.float64)
+    torch.testing.assert_close(got, logits.softmax(0), rtol=1e-12, atol=1e-14)
+
+
 def test_rows_of_minus_infinity_huge_and_unbounded_logits() -> None:
     assert softmax_of([-INF, -INF, -INF])[0].tolist() == [0, 0, 0]
     assert softmax_of([-INF, 1.0, 1.0])[0].tolist() == [0, 0.5, 0.5]

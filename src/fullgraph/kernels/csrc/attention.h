@@ -226,21 +226,6 @@ inline void merge_run(T* x, int64_t num_edges, int64_t heads, T* top, T* total, 
     });
 }
 
-// The last run's weights, and what all before is multiplied with, over the total: a mean.
-template <typename T>
-inline void scale_run(T* weight, int64_t count, int64_t heads, const T* total, T* rescale) {
-    T scale[kMaxHeads];
-    for (int64_t h = 0; h < heads; ++h) scale[h] = inverse(total[h]);
-    for (int64_t h = 0; h < heads; ++h) rescale[h] *= scale[h];
-    with_heads(heads, [&](auto fixed) {
-        constexpr int F = decltype(fixed)::value;
-        const int64_t H = F ? F : heads;
-        for (int64_t k = 0; k < count; ++k) {
-            for (int64_t h = 0; h < H; ++h) weight[k * H + h] *= scale[h];
-        }
-    });
-}
-
 // keep[edge][head] = the scale or 0, for edges whose ids are id(0 .. num_edges - 1). Heads are those
 // from drop.first_head on, which may lie anywhere in a block of four draws.
 template <typename T, typename Id>
@@ -567,8 +552,11 @@ void attend(const EdgeRanges& edges, Heads heads, const CoefficientDropout& drop
                 for (int64_t k = 0; k < count * H; ++k) weight.at[k] *= keep.at[k];
             }
             for (int64_t h = 0; h < H; ++h) rescale[h] *= before[h], before[h] = 1;
-            if (e + run >= end) scale_run(weight.at, count, H, total, rescale);
             add(e, count, weight.at, rescale, out, fetch);
+        }
+        for (int64_t h = 0; h < H; ++h) {
+            const T scale = inverse(total[h]);
+            for (int64_t c = 0; c < heads.channels; ++c) out[h * heads.channels + c] *= scale;
         }
     };
     for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
