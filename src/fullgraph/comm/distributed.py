@@ -714,11 +714,11 @@ class DistributedGraph:
 
         An eighth of the rows of the rank that owns most: what is under way is then the same
         fraction of what a rank holds on any number of ranks, and so is what is kept for each
-        message of where its edges are. On 2, 3 and 4 ranks a third, a fifth and a seventh: targets
-        are gone through once a message, and there is room, as fewer ranks hold more.
+        message of where its edges are. On 2 and 3 ranks a quarter and a sixth: targets are gone
+        through once a message, and there is room, as fewer ranks hold more.
         """
         owned = (self.source_ownership or self.ownership).num_owned
-        messages = min(MESSAGES_OF_A_RANK, 2 * self.group.size - 1)
+        messages = min(MESSAGES_OF_A_RANK, 2 * self.group.size)
         least = SMALL_MESSAGE_BYTES // max(1, row_bytes)
         most = self.max_block_bytes // max(1, row_bytes)
         return max(1, min(most, max(least, -(-max(owned) // messages))))
