@@ -72,13 +72,12 @@ class Exchange:
         pending = iter(ticks)
         for tick in pending:
             flying.append(self._post(tick.out, tick.into, self.allot))
-            if len(flying) >= max(1, prefetch):
+            if len(flying) > prefetch:
                 break
         self.meanwhile()
         replies: deque[_Flight] = deque()
         for tick in pending:
-            while len(flying) > prefetch:
-                self._complete(flying.popleft(), replies)
+            self._complete(flying.popleft(), replies)
             flying.append(self._post(tick.out, tick.into, self.allot))
         while flying:
             self._complete(flying.popleft(), replies)
