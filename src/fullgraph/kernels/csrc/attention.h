@@ -518,6 +518,16 @@ inline void for_each_part(const EdgeRanges& edges, int64_t parts, int64_t work, 
     }
 }
 
+// Calls row(i, fetch) for every row, with what asks for the streams of its edges, run by run.
+template <int N, typename Row>
+inline void for_each_fetching_row(const EdgeRanges& edges, int64_t width,
+                                  const Stream (&streams)[N], Row row) {
+    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
+        Fetch fetch(edges, first, streams);
+        for (int64_t i = first; i < last; ++i) row(i, fetch);
+    });
+}
+
 // The forward pass: logits(target, first edge, how many, buffer, fetch) fills [edge][head];
 // add(first edge, how many, weights, rescale, row of out, fetch) sums what they weigh. One of the two
 // asks for the streams.
@@ -525,7 +535,7 @@ template <typename X, typename T, int N, typename Logits, typename Add>
 void attend(const EdgeRanges& edges, Heads heads, const CoefficientDropout& drop, Softmax<T> s,
             bool accumulate, const Stream (&streams)[N], Logits logits, Add add) {
     const int64_t H = heads.count, width = width_of(heads), run = run_length<X>(heads);
-    const auto attend_row = [&](int64_t i, Fetch& fetch) {
+    for_each_fetching_row(edges, width, streams, [&](int64_t i, Fetch& fetch) {
         const int64_t begin = edges.begin[i], end = edges.end[i];
         if (begin == end && accumulate) return;
         const int64_t t = target(edges, i);
@@ -558,10 +568,6 @@ void attend(const EdgeRanges& edges, Heads heads, const CoefficientDropout& drop
             const T scale = inverse(total[h]);
             for (int64_t c = 0; c < heads.channels; ++c) out[h * heads.channels + c] *= scale;
         }
-    };
-    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
-        Fetch fetch(edges, first, streams);
-        for (int64_t i = first; i < last; ++i) attend_row(i, fetch);
     });
 }
 
@@ -711,11 +717,10 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
                 with_heads(H, [&](auto fixed) {
                     constexpr int F = decltype(fixed)::value;
                     const int64_t N = F ? F : H;
-                    T* own = own_dlogit;
                     for (int64_t k = 0; k < count; ++k) {
                         T* theirs = sums + to[k] * N;
                         for (int64_t h = 0; h < N; ++h) theirs[h] += draw[k * N + h];
-                        for (int64_t h = 0; h < N; ++h) own[h] += draw[k * N + h];
+                        for (int64_t h = 0; h < N; ++h) own_dlogit[h] += draw[k * N + h];
                         if (dedge_logit) {
                             T* of_edge = dedge_logit + by_source.index[e + k] * N;
                             for (int64_t h = 0; h < N; ++h) of_edge[h] += draw[k * N + h];
@@ -918,11 +923,10 @@ void gatv2_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X
                            static_cast<T*>(nullptr), row, more, RunEdges<T>{});
         }
     };
-    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
-        Fetch fetch(edges, first, {columns_of(target_x, width), columns_of(targets.dout, width),
-                                   whole_rows(targets.state, 3 * H, 3 * H)});
-        for (int64_t i = first; i < last; ++i) of_row(i, fetch);
-    });
+    for_each_fetching_row(edges, width,
+                          {columns_of(target_x, width), columns_of(targets.dout, width),
+                           whole_rows(targets.state, 3 * H, 3 * H)},
+                          of_row);
 }
 
 // ---- dot -------------------------------------------------------------------------------------
@@ -1001,11 +1005,8 @@ void dot_grad_target(const EdgeRanges& edges, Heads heads, Rows<const X> key, Ro
             }
         }
     };
-    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
-        Fetch fetch(edges, first,
-                    {columns_of(key.data, key.stride), columns_of(value.data, value.stride)});
-        for (int64_t i = first; i < last; ++i) of_row(i, fetch);
-    });
+    for_each_fetching_row(
+        edges, width, {columns_of(key.data, key.stride), columns_of(value.data, value.stride)}, of_row);
 }
 
 // In the inner products with query and dout the edge's row is added to the source's, as it is by
@@ -1058,11 +1059,10 @@ void dot_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X> 
                     RunEdges<const T>{}, kNoFetch);
         }
     };
-    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
-        Fetch fetch(edges, first, {columns_of(query, width), columns_of(targets.dout, width),
-                                   whole_rows(targets.state, 3 * H, 3 * H)});
-        for (int64_t i = first; i < last; ++i) of_row(i, fetch);
-    });
+    for_each_fetching_row(edges, width,
+                          {columns_of(query, width), columns_of(targets.dout, width),
+                           whole_rows(targets.state, 3 * H, 3 * H)},
+                          of_row);
 }
 
 // out[i, h] = <x[i, h], y[i, h]>, or <x[i], y[i, h]> where x has the channels of one head.

@@ -136,8 +136,8 @@ inline EdgeCursor ahead_of(const EdgeRanges& edges, int64_t row, Ask ask) {
     return cursor;
 }
 
-// Asks for columns first .. first + width - 1 of a row. The row may lie outside of x (a short range
-// leads to edges of another chunk): a prefetch cannot fault.
+// Asks for columns first .. first + width - 1 of a row, into the second-level cache: more lines can be
+// under way to it than to the first. x may have no rows: a prefetch cannot fault.
 template <typename X>
 inline void prefetch_row(const X* x, int64_t row, int64_t num_cols, int64_t first, int64_t width) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(x) + (row * num_cols + first) * sizeof(X);
@@ -145,7 +145,8 @@ inline void prefetch_row(const X* x, int64_t row, int64_t num_cols, int64_t firs
     for (int64_t k = 0; k < size; k += 64) {
         __builtin_prefetch(reinterpret_cast<const void*>(at + k), 0, 2);
     }
-    __builtin_prefetch(reinterpret_cast<const void*>(at + size - 1), 0, 2);  // unless aligned, one more
+    // Unless aligned, one more.
+    __builtin_prefetch(reinterpret_cast<const void*>(at + size - 1), 0, 2);
 }
 
 // Edges that are summed before their sum goes to the output: the rounding errors of a row of 100,000

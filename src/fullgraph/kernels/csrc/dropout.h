@@ -86,13 +86,13 @@ void dropout(const X* x, const int64_t* ids, X* out, int64_t num_rows, int64_t n
              uint64_t threshold, double scale, DropoutKey key) {
     using T = decltype(widen(X{}));
     const T factor = static_cast<T>(scale);
-    const bool keeps = threshold <= 0xffffffffu;
+    const bool keeps_any = threshold <= 0xffffffffu;
     const uint32_t lowest = static_cast<uint32_t>(threshold);  // of the draws that are kept
     const auto mask = [=](const X* from, const uint32_t* draw, X* to, auto width) {
 #pragma omp simd
         for (int64_t f = 0; f < width; ++f) {
             const T scaled = widen(from[f]) * factor;  // of every element: no branch
-            to[f] = narrow<X>((draw[f] >= lowest) & keeps ? scaled : T(0));
+            to[f] = narrow<X>((draw[f] >= lowest) & keeps_any ? scaled : T(0));
         }
     };
     constexpr int kDraws = 4 * kLanes;
