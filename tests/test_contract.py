@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
 
+from fullgraph.comm import distributed
 from fullgraph.comm.group import Group
 from tests.contract import SCHEDULES, Case, Setting, check_contract
 from tests.graphs import GRAPHS
@@ -164,7 +167,7 @@ def _wrong_gradient(group: Group, kind: str) -> None:
 
     right = module.send_to_sources
     if kind == "drop remote gradients":
-        module.send_to_sources = lambda graph, dx, fill, *, layer: fill(
+        module.send_to_sources = lambda graph, dx, fill, *, layer, writes: fill(
             own := graph.edges.blocks[graph.group.rank], own.whole, dx[0]
         )
     try:
@@ -175,5 +178,27 @@ def _wrong_gradient(group: Group, kind: str) -> None:
 
 def test_contract_sees_a_gradient_that_stays_away() -> None:
     run_ranks(_wrong_gradient, 2, "nothing")
-    with pytest.raises(AssertionError, match=r"grad"):
+    with pytest.raises(AssertionError, match=r"step 0, x\.grad: Tensor-likes are not close"):
         run_ranks(_wrong_gradient, 2, "drop remote gradients")
+
+
+LARGER = {name: CASES[name] for name in ("sage_mean", "gcn_weighted", "graph_max", "sage_min")} | {
+    "gat": two(pyg.GATConv, heads=2, concat=False),
+    "gatv2": two(pyg.GATv2Conv, heads=2, concat=False),
+    "transformer": two(pyg.TransformerConv, heads=2, concat=False),
+}
+
+
+def _larger_messages(group: Group, name: str) -> None:
+    with mock.patch.object(distributed, "SMALL_MESSAGE_BYTES", 1):
+        usual = Setting("sequential", 1 << 25, group.size)
+        graph = usual.build("multigraph", group)
+        assert graph.rows_of_message(8) < graph.rows_of_message(8, recorded=True)
+        kept = Setting("sequential:remat=off", 1 << 25, 5, True)
+        check_contract(group, LARGER[name], "multigraph", [usual, kept])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", LARGER)
+def test_messages_are_larger_in_a_forward_pass_that_is_recorded(name: str, size: int) -> None:
+    run_ranks(_larger_messages, size, name)

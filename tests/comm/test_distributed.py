@@ -11,6 +11,7 @@ from torch_geometric.utils import add_remaining_self_loops
 import fullgraph
 from fullgraph.comm.distributed import DistributedGraph
 from fullgraph.comm.group import Group
+from fullgraph.comm.schedule import oneshot
 from fullgraph.graph.blocks import Ownership
 from fullgraph.graph.folder import save
 from tests.data import shared_data
@@ -132,24 +133,27 @@ def test_load_opens_a_folder_with_any_number_of_ranks(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "owned", "most_bytes", "rows"),
+    ("ranks", "owned", "most_bytes", "rows", "recorded"),
     [
-        (4, (80_000, 160_000), 64 << 20, 20_000),  # an eighth of the larger
-        (9, (80_000, 79_000), 64 << 20, 10_000),
-        (3, (80_000, 120_000), 64 << 20, 20_000),  # a sixth
-        (2, (80_000, 79_000), 64 << 20, 20_000),  # a quarter
-        (4, (80, 160), 64 << 20, 1024),  # small messages are not worth it
-        (2, (80_000, 160_000), 512 * 7, 7),  # what was asked for
-        (4, (80_000, 160_000), 1, 1),
+        (4, (80_000, 160_000), 64 << 20, 20_000, 80_000),  # an eighth of the larger, and a half
+        (9, (80_000, 79_000), 64 << 20, 10_000, 40_000),
+        (3, (80_000, 120_000), 64 << 20, 20_000, 120_000),  # a sixth, and all
+        (2, (80_000, 79_000), 64 << 20, 20_000, 80_000),  # a quarter
+        (4, (80, 160), 64 << 20, 1024, 1024),  # small messages are not worth it
+        (2, (80_000, 160_000), 512 * 7, 7, 7),  # what was asked for
+        (4, (80_000, 160_000), 1, 1, 1),
     ],
 )
 def test_a_message_has_so_many_of_a_ranks_rows(
-    ranks: int, owned: tuple[int, int], most_bytes: int, rows: int
+    ranks: int, owned: tuple[int, int], most_bytes: int, rows: int, recorded: int
 ) -> None:
     graph = DistributedGraph.build(named_parts("multigraph", 1, False), Group())
     graph.ownership, graph.max_block_bytes = Ownership.of_parts([0, 1, 2], owned), most_bytes
     graph.group.size = ranks
     assert graph.rows_of_message(512) == rows
+    assert graph.rows_of_message(512, recorded=True) == recorded
+    graph.schedule = oneshot()  # which holds all of them: as many as may be
+    assert graph.rows_of_message(512) == min(max(*owned, 1024), max(1, most_bytes // 512))
 
 
 def _load_errors(group: Group) -> list[str]:

@@ -39,6 +39,7 @@ DEFAULT_BLOCK_BYTES = 64 << 20
 PIECE_BYTES = 4 << 20
 SMALL_MESSAGE_BYTES = 512 << 10
 MESSAGES_OF_A_RANK = 8  # at most, that its rows travel in, or a few more, where they are many
+LARGER_IF_RECORDED = 4  # times as large as otherwise: messages of a forward pass that is recorded
 PER_EDGE = (
     "in_degree", "edge_target", "edge_id", "edge_weight", "edge_attr", "edge_type", "is_self_loop",
 )  # fmt: skip
@@ -709,16 +710,22 @@ class DistributedGraph:
             )
         return gather_rows(self.group, rows, self.node_id, self.ownership.num_owned, self.num_nodes)
 
-    def rows_of_message(self, row_bytes: int) -> int:
+    def rows_of_message(self, row_bytes: int, recorded: bool = False) -> int:
         """How many rows of `row_bytes` a message may have, the same on all ranks.
 
         An eighth of the rows of the rank that owns most: what is under way is then the same
         fraction of what a rank holds on any number of ranks, and so is what is kept for each
-        message of where its edges are. On 2 and 3 ranks a quarter and a sixth: targets are gone
-        through once a message, and there is room, as fewer ranks hold more.
+        message of where its edges are. On 2 and 3 ranks a quarter and a sixth: there is room, as
+        fewer ranks hold more. Four times as many in a forward pass that is recorded, as more is
+        held in the backward pass: targets are gone through once a message. Under a schedule that
+        holds all remote rows, all rows.
         """
         owned = (self.source_ownership or self.ownership).num_owned
         messages = min(MESSAGES_OF_A_RANK, 2 * self.group.size)
+        if recorded:
+            messages = max(1, messages // LARGER_IF_RECORDED)
+        if self.schedule.holds_all:
+            messages = 1
         least = SMALL_MESSAGE_BYTES // max(1, row_bytes)
         most = self.max_block_bytes // max(1, row_bytes)
         return max(1, min(most, max(least, -(-max(owned) // messages))))

@@ -33,6 +33,11 @@ class Schedule:
         return self.name
 
     @property
+    def holds_all(self) -> bool:
+        """Whether all remote rows of a layer are held at once."""
+        return self.prefetch == sys.maxsize
+
+    @property
     def is_local(self) -> bool:
         """Whether remote rows take no part in training."""
         return not self.exact and self.period == 0

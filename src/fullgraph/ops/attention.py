@@ -217,7 +217,9 @@ class _Gat(torch.autograd.Function):
                 slope=options.extra["slope"],
             )  # fmt: skip
 
-        for_each_source(graph, sources.rows, use, layer=ctx.call, halo=halo)
+        for_each_source(
+            graph, sources.rows, use, layer=ctx.call, halo=halo, recorded=any(ctx.needs_input_grad)
+        )
         softmax = share.merge(softmax)
         out = softmax.out.view(-1, heads, channels).to(rows.dtype)
         ctx.options, ctx.share, ctx.mean = options, share, mean
@@ -327,7 +329,9 @@ class _Scored(torch.autograd.Function):
                     col_offset=piece.col_offset, accumulate=accumulate, **options.extra,
                 )  # fmt: skip
 
-        for_each_source(graph, sources.rows, use, layer=ctx.call, halo=halo)
+        for_each_source(
+            graph, sources.rows, use, layer=ctx.call, halo=halo, recorded=any(ctx.needs_input_grad)
+        )
         softmax = share.merge(softmax)
         out = softmax.out.view(-1, *tensors[0].shape[1:]).to(tensors[0].dtype)
         ctx.kind, ctx.options, ctx.share = kind, options, share

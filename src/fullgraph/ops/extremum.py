@@ -60,7 +60,12 @@ class _Extremum(torch.autograd.Function):
                 col_offset=chunk.first_row,
             )  # fmt: skip
 
-        ctx.graph, ctx.call = graph, for_each_source(graph, pieces, use, layer=layer, halo=halo)
+        ctx.graph, ctx.call = (
+            graph,
+            for_each_source(
+                graph, pieces, use, layer=layer, halo=halo, recorded=any(ctx.needs_input_grad)
+            ),
+        )
         merged = merge_extrema(graph, partial, ties, slices.widths, largest=largest, layer=ctx.call)
         out, count = (slices.join(pieces) for pieces in merged)
         out.masked_fill_(count == 0, 0)  # as any message counts, whatever it is

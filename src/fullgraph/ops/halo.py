@@ -37,7 +37,7 @@ Pieces = Tensor | Sequence[Tensor]
 
 def for_each_source(
     graph: DistributedGraph, x: Pieces, use: UseRows, *, layer: str | Call,
-    halo: Tensor | None = None, as_is: bool = False,
+    halo: Tensor | None = None, as_is: bool = False, recorded: bool = False,
 ) -> Call:  # fmt: skip
     """Call `use(block, chunk, rows)` for every chunk of edges, `rows` being its sources' rows of x.
 
@@ -49,10 +49,12 @@ def for_each_source(
         layer: for the account; in a backward pass the `Call` of the forward pass.
         halo: [H, F] to keep the remote rows in; without it a received chunk is freed after use.
         as_is: x has more than numbers in it, so that it travels in no other dtype.
+        recorded: a backward pass follows, in which more is held: messages may be larger. Not where
+            it computes something of a chunk again that has to be the same to the bit.
 
     Returns what the gradient of this call is to be given as its layer.
     """
-    rows = _Rows(graph, x)
+    rows = _Rows(graph, x, recorded=recorded)
     call = graph.stale.call(graph, layer)
     if call.remote == "fresh":
         _fetch(rows, use, call.layer, halo, as_is)
@@ -297,21 +299,21 @@ class _Rows:
     """The rows of one tensor [n, F], or of its pieces, as the messages of a plan see them.
 
     ``owned``: the columns that this rank works on. ``plan``: by default the graph's. ``writes``:
-    whether contributions are written, rather than added to zeros.
-    The chunks of a block are the same in every pass: what is computed again is compared to the bit
-    with what it was, and a product of fewer rows may round otherwise.
+    whether contributions are written, rather than added to zeros. ``recorded``: as for
+    `for_each_source`. Without it the chunks of a block are the same in every pass: a product of
+    fewer rows may round otherwise.
     """
 
     def __init__(
         self, graph: DistributedGraph, rows: Pieces, plan: ExchangePlan | None = None,
-        writes: bool = False,
+        writes: bool = False, recorded: bool = False,
     ) -> None:  # fmt: skip
         self.graph, self.plan, self.writes = graph, plan or graph.plan, writes
         self.pieces = [rows] if isinstance(rows, Tensor) else rows
         self.owned = self.pieces[graph.feature_slice]
         # The same on all ranks, whichever slice each works on.
         widest = max(piece.shape[1] for piece in self.pieces)
-        self.max_rows = graph.rows_of_message(self.owned.element_size() * widest)
+        self.max_rows = graph.rows_of_message(self.owned.element_size() * widest, recorded)
         self._halo_offsets = self.plan.halo_offsets
 
     @property

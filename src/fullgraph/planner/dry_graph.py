@@ -137,11 +137,11 @@ class _DryGraph(DistributedGraph):
     ledger: Ledger | None = field(default=None, repr=False)
     shares: Shares | None = field(default=None, repr=False)
 
-    def rows_of_message(self, row_bytes: int) -> int:
+    def rows_of_message(self, row_bytes: int, recorded: bool = False) -> int:
         assert self.shares is not None
         rank = self.group.rank
         rows = sum(self.shares.gather[rank]) + sum(self.shares.reduce[rank])
-        return max(super().rows_of_message(row_bytes), rows // MAX_MESSAGES)
+        return max(super().rows_of_message(row_bytes, recorded), rows // MAX_MESSAGES)
 
     @cached_property
     def in_degree(self) -> Tensor:
