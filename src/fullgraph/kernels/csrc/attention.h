@@ -162,68 +162,14 @@ inline void with_heads(int64_t heads, Body body) {
     }
 }
 
-// The least multiple of the number of heads that fills a vector; of common ones it is this.
-constexpr int kFixedLanes = 16;
-inline int64_t lanes_of(int64_t heads) {
-    return heads >= kFixedLanes ? heads : ((kFixedLanes - 1) / heads + 1) * heads;
-}
-
-// Folds lanes [.., head] to one for each head: into[l] = fold(into[l], into[l + w]) for halves w.
-template <int fixed, typename T, typename Fold>
-inline void fold_lanes(T* into, int64_t heads, int64_t lanes, Fold fold) {
+// Calls body(0, integral_constant<fixed>), or, for a number of heads that is not fixed, one by one.
+template <int fixed, typename Body>
+inline __attribute__((always_inline)) void for_heads(int64_t heads, Body body) {
     if constexpr (fixed > 0) {
-#pragma GCC unroll 4
-        for (int width = kFixedLanes / 2; width >= fixed; width /= 2) {
-#pragma omp simd
-            for (int l = 0; l < width; ++l) into[l] = fold(into[l], into[l + width]);
-        }
+        body(int64_t(0), std::integral_constant<int, fixed>{});
     } else {
-        for (int64_t l = heads; l < lanes; ++l) {
-            into[l % heads] = fold(into[l % heads], into[l]);
-        }
+        for (int64_t h = 0; h < heads; ++h) body(h, std::integral_constant<int, 1>{});
     }
-}
-
-// Merges a run's logits x [edge][head] into top and total; they become exp(logit - top). What was
-// summed before has to be multiplied by rescale [H]. fixed: the number of heads, or 0.
-template <int fixed, typename T>
-void merge_run_of(T* x, int64_t num_edges, int64_t num_heads, T* top, T* total, T* rescale) {
-    const int64_t heads = fixed ? fixed : num_heads, count = num_edges * heads;
-    const int64_t lanes = fixed ? kFixedLanes : lanes_of(heads);
-    constexpr int64_t most = fixed ? kFixedLanes : kMaxHeads;
-    const int64_t padded = (count + lanes - 1) / lanes * lanes;
-    for (int64_t k = count; k < padded; ++k) x[k] = T(-kInfinity);
-    T lane[most], sum[most];
-    for (int64_t l = 0; l < lanes; ++l) lane[l] = x[l];
-    for (int64_t k = lanes; k < padded; k += lanes) {
-#pragma omp simd
-        for (int64_t l = 0; l < lanes; ++l) lane[l] = x[k + l] > lane[l] ? x[k + l] : lane[l];
-    }
-    fold_lanes<fixed>(lane, heads, lanes, [](T a, T b) { return b > a ? b : a; });
-    for (int64_t h = 0; h < heads; ++h) {
-        const T best = lane[h] > top[h] ? lane[h] : top[h];
-        rescale[h] = exp_below(top[h] - shift_of(best));
-        top[h] = best;
-    }
-    for (int64_t l = 0; l < lanes; ++l) lane[l] = shift_of(top[l % heads]);
-    for (int64_t l = 0; l < lanes; ++l) sum[l] = 0;
-    for (int64_t k = 0; k < padded; k += lanes) {
-#pragma omp simd
-        for (int64_t l = 0; l < lanes; ++l) {
-            const T weight = exp_below(x[k + l] - lane[l]);
-            x[k + l] = weight;
-            sum[l] += weight;
-        }
-    }
-    fold_lanes<fixed>(sum, heads, lanes, [](T a, T b) { return a + b; });
-    for (int64_t h = 0; h < heads; ++h) total[h] = total[h] * rescale[h] + sum[h];
-}
-
-template <typename T>
-inline void merge_run(T* x, int64_t num_edges, int64_t heads, T* top, T* total, T* rescale) {
-    with_heads(heads, [&](auto fixed) {
-        merge_run_of<decltype(fixed)::value>(x, num_edges, heads, top, total, rescale);
-    });
 }
 
 // keep[edge][head] = the scale or 0, for edges whose ids are id(0 .. num_edges - 1). Heads are those
@@ -344,10 +290,35 @@ struct Stream {
     int64_t size;     // bytes of a row, if so
 };
 
+inline __attribute__((always_inline)) void ask(const Stream& of, int64_t row, int64_t first,
+                                               int64_t size) {
+    prefetch_row(static_cast<const uint8_t*>(of.data), row, of.stride, first, size);
+}
+
+// The rows to ask for beside some edges of a run; none by default.
+struct Asks {
+    const Stream* streams = nullptr;
+    int num_streams = 0;
+    const int64_t* rows = nullptr;
+
+    // While the k-th is worked on, columns from `first` on. Inlined as in ahead_of.
+    template <int width>
+    inline __attribute__((always_inline)) void columns(int64_t k, int64_t first) const {
+        for (int s = 0; s < num_streams; ++s) {
+            const Stream& to = streams[s];
+            if (to.element == sizeof(float)) {
+                ask(to, rows[k], first * sizeof(float), width * sizeof(float));
+            } else if (to.element) {
+                ask(to, rows[k], first * to.element, width * to.element);
+            } else if (first == 0) {
+                ask(to, rows[k], 0, to.size);
+            }
+        }
+    }
+};
+
 class Fetch {
 public:
-    Fetch() = default;  // asks for nothing
-
     // For runs of the edges of a row and of those after it.
     template <int N>
     Fetch(const EdgeRanges& edges, int64_t row, const Stream (&streams)[N]) : num_streams_(N) {
@@ -362,22 +333,10 @@ public:
         for (int64_t k = 0; k < num_edges; ++k) rows_[k] = ahead_.next();
     }
 
-    // While edge k of the run is worked on, columns from `first` on. Inlined as in ahead_of.
-    inline __attribute__((always_inline)) void operator()(int64_t k, int64_t first,
-                                                          int64_t width) const {
-        for (int s = 0; s < num_streams_; ++s) {
-            const Stream& to = streams_[s];
-            if (to.element == 0 && first > 0) continue;
-            ask(to, rows_[k], first * to.element, to.element ? width * to.element : to.size);
-        }
-    }
+    // For the run's edges from one on.
+    Asks from(int64_t edge) const { return {streams_, num_streams_, rows_ + edge}; }
 
 private:
-    static inline __attribute__((always_inline)) void ask(const Stream& of, int64_t row,
-                                                          int64_t first, int64_t size) {
-        prefetch_row(static_cast<const uint8_t*>(of.data), row, of.stride, first, size);
-    }
-
     int num_streams_ = 0;
     Stream streams_[3] = {};
     EdgeCursor ahead_;
@@ -394,21 +353,32 @@ inline Stream whole_rows(const X* data, int64_t stride, int64_t width) {
     return {data, stride * int64_t(sizeof(X)), 0, width * int64_t(sizeof(X))};
 }
 
-constexpr Fetch kNoFetch = {};
+constexpr Asks kNoFetch = {};
 
-// to = to · rescale + Σ over the run's edges k of weight[k] · (row(k) + edge(k)), a head at a time.
-// rescale null: ones.
+// What a sum goes to: a row that is written, or added to, first multiplied by `before` [H]; and then
+// the whole by `after` [H]. Null: ones.
+template <typename T>
+struct Onto {
+    bool add;
+    const T* before;
+    const T* after;
+};
+template <typename T>
+constexpr Onto<T> kOnto = {true, nullptr, nullptr};
+
+// to = (to · before + Σ over the run's edges k of weight[k] · (row(k) + edge(k))) · after, a head at a
+// time.
 template <bool has_edge, typename T, typename X>
 __attribute__((noinline)) void add_run_of(Heads heads, int64_t num_edges, const T* weight,
-                                          const T* rescale, T* to, RunRows<X> row,
-                                          RunEdges<const T> edge, const Fetch& fetch) {
+                                          const Onto<T>& onto, T* to, const RunRows<X>& row,
+                                          const RunEdges<const T>& edge, const Asks& fetch) {
     for_each_head_tile<T, 1>(heads, [&](int64_t head, int64_t first, int64_t done, auto g, auto w) {
         constexpr int G = decltype(g)::value, W = decltype(w)::value;
         constexpr int L = lanes_in<T, W>(), N = W / L;
         const int64_t at = head * heads.channels + first;
         Vector<T, L> sum[G * N] = {};
         for (int64_t k = 0; k < num_edges; ++k) {
-            fetch(k, at, G * W);
+            fetch.template columns<G * W>(k, at);
             const X* from = row(k) + at;
             const T* scale = weight + k * heads.count + head;
             const T* more = has_edge ? edge(k) + at : nullptr;
@@ -418,21 +388,32 @@ __attribute__((noinline)) void add_run_of(Heads heads, int64_t num_edges, const 
                 sum[v] += scale[v / N] * x;
             });
         }
+        T before[G], after[G];
+        for (int h = 0; h < G; ++h) before[h] = onto.before ? onto.before[head + h] : T(1);
+        for (int h = 0; h < G; ++h) after[h] = onto.after ? onto.after[head + h] : T(1);
+        T* out = to + at;
+        if (done == 0) {
+            unroll<G * N>([&](auto v) __attribute__((always_inline)) {
+                if (onto.add) sum[v] += load<L>(out + v * L) * before[v / N];
+                store<L>(out + v * L, sum[v] * after[v / N]);
+            });
+            return;
+        }
         T sums[G * W];
         unroll<G * N>([&](auto v) { store<L>(sums + v * L, sum[v]); });
-        T* out = to + at;
         for (int h = 0; h < G; ++h) {
-            const T factor = rescale ? rescale[head + h] : T(1);
-            for (int64_t f = h * W + done; f < h * W + W; ++f) out[f] = out[f] * factor + sums[f];
+            for (int64_t f = h * W + done; f < h * W + W; ++f) {
+                out[f] = ((onto.add ? out[f] * before[h] : T(0)) + sums[f]) * after[h];
+            }
         }
     });
 }
 
 template <typename T, typename X>
-inline void add_run(Heads heads, int64_t num_edges, const T* weight, const T* rescale, T* to,
-                    RunRows<X> row, RunEdges<const T> edge, const Fetch& fetch) {
+inline void add_run(Heads heads, int64_t num_edges, const T* weight, const Onto<T>& onto, T* to,
+                    const RunRows<X>& row, const RunEdges<const T>& edge, const Asks& fetch) {
     const auto run = edge.data ? &add_run_of<true, T, X> : &add_run_of<false, T, X>;
-    run(heads, num_edges, weight, rescale, to, row, edge, fetch);
+    run(heads, num_edges, weight, onto, to, row, edge, fetch);
 }
 
 // The tile's part of x, as numbers; 0 where another tile has been.
@@ -442,34 +423,47 @@ inline void load_tile(T* tile, const X* x, int64_t size, int64_t done) {
     for (int64_t f = 0; f < done; ++f) tile[f] = 0;
 }
 
+// to (+)= the sums of G vectors, one for each head.
+template <int G, int L, typename T>
+inline __attribute__((always_inline)) void put_sums(const Vector<T, L>* x, T* to, bool add) {
+    if constexpr (G == 4) {
+        const auto sums = sums_of<L, T>(x);
+        store<4>(to, add ? load<4>(to) + sums : sums);
+    } else {
+        static_assert(G == 1);
+        const T sum = sum_of<L, T>(x[0]);
+        *to = add ? *to + sum : sum;
+    }
+}
+
 // dot[k] = <own, row(k) + edge(k)>, a head at a time, for the run's edges k.
 template <bool has_edge, typename T, typename Own, typename X>
 __attribute__((noinline)) void dot_run_of(Heads heads, int64_t num_edges, const Own* own, T* dot,
-                                          RunRows<X> row, RunEdges<const T> edge,
-                                          const Fetch& fetch) {
+                                          const RunRows<X>& row, const RunEdges<const T>& edge,
+                                          const Asks& fetch) {
     for_each_head_tile<T, 1>(heads, [&](int64_t head, int64_t first, int64_t done, auto g, auto w) {
         constexpr int G = decltype(g)::value, W = decltype(w)::value;
         constexpr int L = lanes_in<T, W>(), N = W / L;
         const int64_t at = head * heads.channels + first;
-        T tile[G * W];
-        load_tile(tile, own + at, G * W, done);
         Vector<T, L> mine[G * N];
-        unroll<G * N>([&](auto v) { mine[v] = load<L>(tile + v * L); });
+        if (done == 0) {
+            unroll<G * N>([&](auto v) { mine[v] = load<L>(own + at + v * L); });
+        } else {
+            T tile[G * W];
+            load_tile(tile, own + at, G * W, done);
+            unroll<G * N>([&](auto v) { mine[v] = load<L>(tile + v * L); });
+        }
         for (int64_t k = 0; k < num_edges; ++k) {
-            fetch(k, at, G * W);
+            fetch.template columns<G * W>(k, at);
             const X* from = row(k) + at;
-            T* to = dot + k * heads.count + head;
             const T* more = has_edge ? edge(k) + at : nullptr;
-            unroll<G>([&](auto h) __attribute__((always_inline)) {
-                Vector<T, L> sum = {};
-                unroll<N>([&](auto v) __attribute__((always_inline)) {
-                    auto x = load<L>(from + h * W + v * L);
-                    if constexpr (has_edge) x += load<L>(more + h * W + v * L);
-                    sum += mine[h * N + v] * x;
-                });
-                const T total = sum_of<L, T>(sum);
-                to[h] = first ? to[h] + total : total;
+            Vector<T, L> sum[G] = {};
+            unroll<G * N>([&](auto v) __attribute__((always_inline)) {
+                auto x = load<L>(from + v * L);
+                if constexpr (has_edge) x += load<L>(more + v * L);
+                sum[v / N] += mine[v] * x;
             });
+            put_sums<G, L>(sum, dot + k * heads.count + head, first > 0);
         }
     });
 }
@@ -482,8 +476,8 @@ inline void clear_if_empty(Heads heads, int64_t num_edges, T* sums) {
 }
 
 template <typename T, typename Own, typename X>
-inline void dot_run(Heads heads, int64_t num_edges, const Own* own, T* dot, RunRows<X> row,
-                    RunEdges<const T> edge, const Fetch& fetch) {
+inline void dot_run(Heads heads, int64_t num_edges, const Own* own, T* dot, const RunRows<X>& row,
+                    const RunEdges<const T>& edge, const Asks& fetch) {
     clear_if_empty(heads, num_edges, dot);
     const auto run = edge.data ? &dot_run_of<true, T, Own, X> : &dot_run_of<false, T, Own, X>;
     run(heads, num_edges, own, dot, row, edge, fetch);
@@ -518,6 +512,61 @@ inline void for_each_part(const EdgeRanges& edges, int64_t parts, int64_t work, 
     }
 }
 
+// Edges of a row that are worked on together; first and last: whether they are its first, its last.
+struct Segment {
+    int64_t row, edge, at, count;  // edges edge .. edge + count - 1, at .. of the run
+    bool is_first, is_last;
+};
+
+// Edges of some rows, up to so many as fit the first-level cache, so that what is done for each edge
+// by itself does not stop at every row.
+struct Run {
+    Segment segments[kLongestRun];
+    int64_t num_segments = 0, num_edges = 0;
+    int64_t edge[kLongestRun];
+    int32_t col[kLongestRun], of[kLongestRun];  // the edge's column, its segment
+
+    int64_t row_of(int64_t k) const { return segments[of[k]].row; }
+    const Segment* begin() const { return segments; }
+    const Segment* end() const { return segments + num_segments; }
+
+    void add(const EdgeRanges& edges, int64_t row, int64_t first, int64_t count) {
+        const int64_t stop = first + count;
+        for (int64_t k = 0; k < count; ++k) {
+            edge[num_edges + k] = first + k;
+            col[num_edges + k] = edges.cols[first + k];
+            of[num_edges + k] = static_cast<int32_t>(num_segments);
+        }
+        segments[num_segments++] = {row,   first, num_edges, count, first == edges.begin[row],
+                                    stop == edges.end[row]};
+        num_edges += count;
+    }
+};
+
+// Calls body(run) for the edges of rows first .. last - 1, at most `longest` a run; rows without
+// edges are in one, too, unless they are skipped. Where a row is cut depends on itself alone.
+template <typename Body>
+inline void for_each_run(const EdgeRanges& edges, int64_t first, int64_t last, int64_t longest,
+                         bool skip_empty, Body body) {
+    Run run;
+    const auto flush = [&] {
+        if (run.num_segments) body(static_cast<const Run&>(run));
+        run.num_segments = run.num_edges = 0;
+    };
+    for (int64_t i = first; i < last; ++i) {
+        int64_t e = edges.begin[i];
+        const int64_t end = edges.end[i];
+        if (e == end && skip_empty) continue;
+        if (run.num_edges + (end - e) > longest || run.num_segments == longest) flush();
+        for (; end - e > longest; e += longest) {
+            run.add(edges, i, e, longest);
+            flush();
+        }
+        run.add(edges, i, e, end - e);
+    }
+    flush();
+}
+
 // Calls row(i, fetch) for every row, with what asks for the streams of its edges, run by run.
 template <int N, typename Row>
 inline void for_each_fetching_row(const EdgeRanges& edges, int64_t width,
@@ -528,46 +577,108 @@ inline void for_each_fetching_row(const EdgeRanges& edges, int64_t width,
     });
 }
 
-// The forward pass: logits(target, first edge, how many, buffer, fetch) fills [edge][head];
-// add(first edge, how many, weights, rescale, row of out, fetch) sums what they weigh. One of the two
-// asks for the streams.
+// to = leaky(x); these take what they need by value: through a reference it could be written meanwhile,
+// and nothing would be done in vectors.
+template <typename T>
+inline void leaky_run(T* to, const T* x, int64_t count, T slope) {
+#pragma omp simd
+    for (int64_t k = 0; k < count; ++k) to[k] = x[k] * (x[k] > 0 ? T(1) : slope);
+}
+
+// d = d · leaky'(x).
+template <typename T>
+inline void leaky_grad_run(T* d, const T* x, int64_t count, T slope) {
+#pragma omp simd
+    for (int64_t k = 0; k < count; ++k) d[k] *= x[k] > 0 ? T(1) : slope;
+}
+
+// x = exp(x).
+template <typename T>
+inline void exp_run(T* x, int64_t count) {
+#pragma omp simd
+    for (int64_t k = 0; k < count; ++k) x[k] = exp_below(x[k]);
+}
+
+// Merges a run's logits x [edge][head] into s; they become exp(logit - top). before, after [segment]
+// [head]: what the rows of s.out, as they are, are to be multiplied with, and what with the sum.
+template <int fixed, typename T>
+void merge_run_of(const EdgeRanges& edges, const Run& r, int64_t num_heads, bool accumulate, T* x,
+                  Softmax<T> s, T* before, T* after) {
+    const int64_t H = fixed ? fixed : num_heads;
+    Buffer<T> shift;
+    T best[fixed ? fixed : kMaxHeads], sum[fixed ? fixed : kMaxHeads];
+    const auto is_new = [&](const Segment& q) { return q.is_first && !accumulate; };
+    for (int64_t q = 0; q < r.num_segments; ++q) {
+        const Segment& of = r.segments[q];
+        T* top = s.top + target(edges, of.row) * H;
+        const T* at = x + of.at * H;
+        T* old = before + q * H;
+        for (int64_t h = 0; h < H; ++h) old[h] = best[h] = is_new(of) ? T(-kInfinity) : top[h];
+        for (int64_t k = 0; k < of.count; ++k) {
+            for (int64_t h = 0; h < H; ++h) best[h] = at[k * H + h] > best[h] ? at[k * H + h] : best[h];
+        }
+        for (int64_t h = 0; h < H; ++h) {
+            top[h] = best[h];
+            shift.at[q * H + h] = shift_of(best[h]);
+            old[h] -= shift.at[q * H + h];
+        }
+    }
+    for (int64_t k = 0; k < r.num_edges; ++k) {
+        const T* own = shift.at + r.of[k] * H;
+        for (int64_t h = 0; h < H; ++h) x[k * H + h] -= own[h];
+    }
+    exp_run(x, r.num_edges * H);
+    exp_run(before, r.num_segments * H);
+    for (int64_t q = 0; q < r.num_segments; ++q) {
+        const Segment& of = r.segments[q];
+        T* total = s.total + target(edges, of.row) * H;
+        const T* at = x + of.at * H;
+        T* rescale = before + q * H;
+        for (int64_t h = 0; h < H; ++h) sum[h] = 0;
+        for (int64_t k = 0; k < of.count; ++k) {
+            for (int64_t h = 0; h < H; ++h) sum[h] += at[k * H + h];
+        }
+        for (int64_t h = 0; h < H; ++h) {
+            const T old = is_new(of) ? T(0) : total[h];
+            total[h] = old * rescale[h] + sum[h];
+            if (of.is_first) rescale[h] *= old;  // the row is a mean so far
+            after[q * H + h] = of.is_last ? inverse(total[h]) : T(1);
+        }
+    }
+}
+
+// The forward pass: logits(run, buffer, fetch) fills [edge][head]; add(segment, its columns, weights,
+// onto, row of out, asks) sums what they weigh. One of the two asks for the streams.
 template <typename X, typename T, int N, typename Logits, typename Add>
 void attend(const EdgeRanges& edges, Heads heads, const CoefficientDropout& drop, Softmax<T> s,
             bool accumulate, const Stream (&streams)[N], Logits logits, Add add) {
     const int64_t H = heads.count, width = width_of(heads), run = run_length<X>(heads);
-    for_each_fetching_row(edges, width, streams, [&](int64_t i, Fetch& fetch) {
-        const int64_t begin = edges.begin[i], end = edges.end[i];
-        if (begin == end && accumulate) return;
-        const int64_t t = target(edges, i);
-        T* out = s.out + t * width;
-        T* top = s.top + t * H;
-        T* total = s.total + t * H;
-        Buffer<T> weight, keep;
-        T before[kMaxHeads], rescale[kMaxHeads];  // what out is to be multiplied with
-        if (accumulate) {
-            const int64_t next = target(edges, smaller(i + kRowsAhead, edges.num_rows - 1));
-            prefetch_row(s.out, next, width, 0, width);
-            for (int64_t h = 0; h < H; ++h) before[h] = total[h];
-        } else {
-            for (int64_t f = 0; f < width; ++f) out[f] = 0;
-            for (int64_t h = 0; h < H; ++h) top[h] = T(-kInfinity), total[h] = 0, before[h] = 1;
-        }
-        for (int64_t e = begin; e < end; e += run) {
-            const int64_t count = smaller(run, end - e);
-            fetch.next_run(count);
-            logits(t, e, count, weight.at, fetch);
-            merge_run(weight.at, count, H, top, total, rescale);
+    for_each_batch(edges.num_rows, edges.num_edges * width, [&](int64_t first, int64_t last) {
+        Fetch fetch(edges, first, streams);
+        for_each_run(edges, first, last, run, accumulate, [&](const Run& r) {
+            Buffer<T> weight, keep, before, after;
+            fetch.next_run(r.num_edges);
+            logits(r, weight.at, fetch);
+            with_heads(H, [&](auto fixed) {
+                merge_run_of<decltype(fixed)::value>(edges, r, H, accumulate, weight.at, s,
+                                                     before.at, after.at);
+            });
             if (drop.ids) {
-                draw_run(keep.at, count, H, drop, [&](int64_t k) { return drop.ids[e + k]; });
-                for (int64_t k = 0; k < count * H; ++k) weight.at[k] *= keep.at[k];
+                draw_run(keep.at, r.num_edges, H, drop, [&](int64_t k) { return drop.ids[r.edge[k]]; });
+                for (int64_t k = 0; k < r.num_edges * H; ++k) weight.at[k] *= keep.at[k];
             }
-            for (int64_t h = 0; h < H; ++h) rescale[h] *= before[h], before[h] = 1;
-            add(e, count, weight.at, rescale, out, fetch);
-        }
-        for (int64_t h = 0; h < H; ++h) {
-            const T scale = inverse(total[h]);
-            for (int64_t c = 0; c < heads.channels; ++c) out[h * heads.channels + c] *= scale;
-        }
+            for (int64_t q = 0; q < r.num_segments; ++q) {
+                const Segment& of = r.segments[q];
+                const bool is_new = of.is_first && !accumulate;
+                if (accumulate) {
+                    const int64_t later = smaller(of.row + kRowsAhead, edges.num_rows - 1);
+                    prefetch_row(s.out, target(edges, later), width, 0, width);
+                }
+                add(of, r.col + of.at, weight.at + of.at * H,
+                    Onto<T>{!is_new, before.at + q * H, after.at + q * H},
+                    s.out + target(edges, of.row) * width, fetch.from(of.at));
+            }
+        });
     });
 }
 
@@ -609,31 +720,33 @@ void gat(const EdgeRanges& edges, Heads heads, Rows<const X> value, Rows<const X
          Softmax<T> s, bool accumulate) {
     const int64_t H = heads.count;
     const T below = static_cast<T>(slope);
-    const auto source = [&](int64_t e) { return edges.cols[e] - edges.col_offset; };
     attend<X>(
         edges, heads, drop, s, accumulate,
         {columns_of(value.data, value.stride), whole_rows(source_logit.data, source_logit.stride, H)},
-        [&](int64_t t, int64_t e, int64_t count, T* logit, const Fetch&) {
+        [&](const Run& r, T* logit, const Fetch&) {
             with_heads(H, [&](auto fixed) {
                 constexpr int F = decltype(fixed)::value;
                 const int64_t N = F ? F : H;
-                for (int64_t k = 0; k < count; ++k) {
-                    const X* from = source_logit.data + source(e + k) * source_logit.stride;
-                    for (int64_t h = 0; h < N; ++h) {
-                        logit[k * N + h] = widen(from[h]) + target_logit[t * N + h];
-                    }
-                }
-                if (edge_logit) {
-                    for (int64_t k = 0; k < count * N; ++k) logit[k] += edge_logit[e * N + k];
+                for (int64_t k = 0; k < r.num_edges; ++k) {
+                    const int64_t source = r.col[k] - edges.col_offset;
+                    const X* theirs = source_logit.data + source * source_logit.stride;
+                    const T* own = target_logit + target(edges, r.row_of(k)) * N;
+                    const T* more = edge_logit ? edge_logit + r.edge[k] * N : nullptr;
+                    for_heads<F>(N, [&](int64_t h, auto w) __attribute__((always_inline)) {
+                        constexpr int W = decltype(w)::value;
+                        auto sum = load<W>(theirs + h) + load<W>(own + h);
+                        if (more) sum += load<W>(more + h);
+                        store<W>(logit + k * N + h, sum);
+                    });
                 }
             });
-#pragma omp simd
-            for (int64_t k = 0; k < count * H; ++k) logit[k] = leaky(logit[k], below);
+            leaky_run(logit, logit, r.num_edges * H, below);
         },
-        [&](int64_t e, int64_t count, const T* weight, const T* rescale, T* out, const Fetch& fetch) {
-            add_run(heads, count, weight, rescale, out,
-                    RunRows<X>{value.data, value.stride, edges.cols + e, edges.col_offset},
-                    RunEdges<const T>{}, fetch);
+        [&](const Segment& of, const int32_t* cols, const T* weight, const Onto<T>& onto, T* out,
+            const Asks& asks) {
+            add_run(heads, of.count, weight, onto, out,
+                    RunRows<X>{value.data, value.stride, cols, edges.col_offset},
+                    RunEdges<const T>{}, asks);
         });
 }
 
@@ -656,79 +769,91 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
         if (first == last) return;
         Fetch fetch(edges, first, {columns_of(targets.dout, targets.dout_width),
                                    whole_rows(targets.state, 4 * H, 4 * H), whole_rows(sums, H, H)});
-        for (int64_t j = first; j < last; ++j) {
+        for_each_run(edges, first, last, run, accumulate, [&](const Run& r) {
             Grads<T> g;
-            Buffer<T> raw;
+            Buffer<T> raw, own_sums;
             T of_head[kLongestRun];
-            const X* mine = source_logit.data + j * source_logit.stride;
-            const X* own_value = value.data + j * value.stride;
-            T* own_dvalue = dvalue.data + j * dvalue.stride;
-            T* own_dlogit = dsource_logit.data + j * dsource_logit.stride;
-            if (!accumulate) {
-                for (int64_t f = 0; f < width; ++f) own_dvalue[f] = 0;
-                for (int64_t h = 0; h < H; ++h) own_dlogit[h] = 0;
-            }
-            for (int64_t e = edges.begin[j]; e < edges.end[j]; e += run) {
-                const int64_t count = smaller(run, edges.end[j] - e);
-                const int32_t* to = edges.cols + e;
-                stage_targets(g, targets.state, 4 * H, H, count, [&](int64_t k) { return to[k]; });
-                with_heads(H, [&](auto fixed) {
-                    constexpr int F = decltype(fixed)::value;
-                    const int64_t N = F ? F : H;
-                    for (int64_t k = 0; k < count; ++k) {
-                        const T* theirs = targets.state + to[k] * 4 * N + 3 * N;
-                        for (int64_t h = 0; h < N; ++h) {
-                            raw.at[k * N + h] = widen(mine[h]) + theirs[h];
-                        }
-                        if (edge_logit) {
-                            const T* own = edge_logit + by_source.index[e + k] * N;
-                            for (int64_t h = 0; h < N; ++h) raw.at[k * N + h] += own[h];
-                        }
-                    }
-                });
-#pragma omp simd
-                for (int64_t k = 0; k < count * H; ++k) g.logit.at[k] = leaky(raw.at[k], below);
-                const RunRows<T> dout = {targets.dout, targets.dout_width, to, 0};
-                fetch.next_run(count);
+            const int64_t count = r.num_edges;
+            fetch.next_run(count);
+            with_heads(H, [&](auto fixed) {
+                constexpr int F = decltype(fixed)::value;
+                const int64_t N = F ? F : H;
+                for (int64_t k = 0; k < count; ++k) {
+                    const T* theirs = targets.state + r.col[k] * 4 * N;
+                    const X* mine = source_logit.data + r.row_of(k) * source_logit.stride;
+                    const T* own = edge_logit ? edge_logit + by_source.index[r.edge[k]] * N : nullptr;
+                    for_heads<F>(N, [&](int64_t h, auto w) __attribute__((always_inline)) {
+                        constexpr int W = decltype(w)::value;
+                        store<W>(g.top.at + k * N + h, load<W>(theirs + h));
+                        store<W>(g.inverse.at + k * N + h, load<W>(theirs + N + h));
+                        store<W>(g.mean.at + k * N + h, load<W>(theirs + 2 * N + h));
+                        auto sum = load<W>(mine + h) + load<W>(theirs + 3 * N + h);
+                        if (own) sum += load<W>(own + h);
+                        store<W>(raw.at + k * N + h, sum);
+                    });
+                }
+            });
+            leaky_run(g.logit.at, raw.at, count * H, below);
+            for (const Segment& s : r) {
+                const X* own_value = value.data + s.row * value.stride;
+                prefetch_row(value.data, smaller(s.row + kRowsAhead, edges.num_rows - 1),
+                             value.stride, 0, width);
+                const RunRows<T> dout = {targets.dout, targets.dout_width, r.col + s.at, 0};
                 if (!shared) {
-                    dot_run(heads, count, own_value, g.dweight.at, dout, RunEdges<const T>{}, fetch);
+                    dot_run(heads, s.count, own_value, g.dweight.at + s.at * H, dout,
+                            RunEdges<const T>{}, fetch.from(s.at));
                 }
                 for (int64_t h = 0; shared && h < H; ++h) {
-                    dot_run(one_head, count, own_value + h * heads.channels, of_head, dout,
-                            RunEdges<const T>{}, h ? kNoFetch : fetch);
-                    for (int64_t k = 0; k < count; ++k) g.dweight.at[k * H + h] = of_head[k];
+                    dot_run(one_head, s.count, own_value + h * heads.channels, of_head, dout,
+                            RunEdges<const T>{}, h ? kNoFetch : fetch.from(s.at));
+                    for (int64_t k = 0; k < s.count; ++k) {
+                        g.dweight.at[(s.at + k) * H + h] = of_head[k];
+                    }
                 }
-                finish_run(g, count, H, drop, [&](int64_t k) {
-                    return drop.ids[by_source.index[e + k]];
-                });
-                const T* as_it_is = nullptr;
+            }
+            finish_run(g, count, H, drop, [&](int64_t k) {
+                return drop.ids[by_source.index[r.edge[k]]];
+            });
+            for (const Segment& s : r) {
+                T* own_dvalue = dvalue.data + s.row * dvalue.stride;
+                const RunRows<T> dout = {targets.dout, targets.dout_width, r.col + s.at, 0};
+                const Onto<T> onto = {accumulate || !s.is_first, nullptr, nullptr};
                 if (!shared) {
-                    add_run(heads, count, g.logit.at, as_it_is, own_dvalue, dout,
+                    add_run(heads, s.count, g.logit.at + s.at * H, onto, own_dvalue, dout,
                             RunEdges<const T>{}, kNoFetch);
                 }
                 for (int64_t h = 0; shared && h < H; ++h) {
-                    for (int64_t k = 0; k < count; ++k) of_head[k] = g.logit.at[k * H + h];
-                    add_run(one_head, count, of_head, as_it_is, own_dvalue + h * heads.channels, dout,
+                    for (int64_t k = 0; k < s.count; ++k) of_head[k] = g.logit.at[(s.at + k) * H + h];
+                    add_run(one_head, s.count, of_head, onto, own_dvalue + h * heads.channels, dout,
                             RunEdges<const T>{}, kNoFetch);
                 }
-                T* draw = g.dweight.at;
-#pragma omp simd
-                for (int64_t k = 0; k < count * H; ++k) draw[k] *= raw.at[k] > 0 ? T(1) : below;
-                with_heads(H, [&](auto fixed) {
-                    constexpr int F = decltype(fixed)::value;
-                    const int64_t N = F ? F : H;
-                    for (int64_t k = 0; k < count; ++k) {
-                        T* theirs = sums + to[k] * N;
-                        for (int64_t h = 0; h < N; ++h) theirs[h] += draw[k * N + h];
-                        for (int64_t h = 0; h < N; ++h) own_dlogit[h] += draw[k * N + h];
-                        if (dedge_logit) {
-                            T* of_edge = dedge_logit + by_source.index[e + k] * N;
-                            for (int64_t h = 0; h < N; ++h) of_edge[h] += draw[k * N + h];
-                        }
-                    }
-                });
             }
-        }
+            T* draw = g.dweight.at;
+            leaky_grad_run(draw, raw.at, count * H, below);
+            with_heads(H, [&](auto fixed) {
+                constexpr int F = decltype(fixed)::value;
+                const int64_t N = F ? F : H;
+                for (int64_t k = 0; k < r.num_segments * N; ++k) own_sums.at[k] = 0;
+                for (int64_t k = 0; k < count; ++k) {
+                    T *theirs = sums + r.col[k] * N, *own = own_sums.at + r.of[k] * N;
+                    T* edge = dedge_logit ? dedge_logit + by_source.index[r.edge[k]] * N : nullptr;
+                    for_heads<F>(N, [&](int64_t h, auto w) __attribute__((always_inline)) {
+                        constexpr int W = decltype(w)::value;
+                        const auto more = load<W>(draw + k * N + h);
+                        store<W>(theirs + h, load<W>(theirs + h) + more);
+                        store<W>(own + h, load<W>(own + h) + more);
+                        if (edge) store<W>(edge + h, load<W>(edge + h) + more);
+                    });
+                }
+                for (int64_t q = 0; q < r.num_segments; ++q) {
+                    T* own = dsource_logit.data + r.segments[q].row * dsource_logit.stride;
+                    const bool add = accumulate || !r.segments[q].is_first;
+                    for (int64_t h = 0; h < N; ++h) {
+                        own[h] = (add ? own[h] : T(0)) + own_sums.at[q * N + h];
+                    }
+                }
+            });
+        });
     });
     for_each_row((size + 63) / 64, size * pieces, [&](int64_t block) {
         const int64_t last = smaller(size, 64 * (block + 1));
@@ -743,8 +868,8 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
 // logit[k] = Σ over channels of att · leaky(own + row(k) + edge(k)).
 template <bool has_edge, typename T, typename Own, typename X>
 __attribute__((noinline)) void gatv2_logits_of(Heads heads, int64_t num_edges, const Own* own,
-                                               const T* att, T slope, T* logit, RunRows<X> row,
-                                               RunEdges<const T> edge, const Fetch& fetch) {
+                                               const T* att, T slope, T* logit, const RunRows<X>& row,
+                                               const RunEdges<const T>& edge, const Asks& fetch) {
     for_each_head_tile<T, 2>(heads, [&](int64_t head, int64_t first, int64_t done, auto g, auto w) {
         constexpr int G = decltype(g)::value, W = decltype(w)::value;
         constexpr int L = lanes_in<T, W>(), N = W / L;
@@ -755,27 +880,23 @@ __attribute__((noinline)) void gatv2_logits_of(Heads heads, int64_t num_edges, c
         unroll<G * N>([&](auto v) { mine[v] = load<L>(own + at + v * L); });
         unroll<G * N>([&](auto v) { scale[v] = load<L>(tile + v * L); });
         for (int64_t k = 0; k < num_edges; ++k) {
-            fetch(k, at, G * W);
+            fetch.template columns<G * W>(k, at);
             const X* from = row(k) + at;
-            T* to = logit + k * heads.count + head;
             const T* more = has_edge ? edge(k) + at : nullptr;
-            unroll<G>([&](auto h) __attribute__((always_inline)) {
-                Vector<T, L> sum = {};
-                unroll<N>([&](auto v) __attribute__((always_inline)) {
-                    auto x = mine[h * N + v] + load<L>(from + h * W + v * L);
-                    if constexpr (has_edge) x += load<L>(more + h * W + v * L);
-                    sum += scale[h * N + v] * (x > T(0) ? x : x * slope);
-                });
-                const T total = sum_of<L, T>(sum);
-                to[h] = first ? to[h] + total : total;
+            Vector<T, L> sum[G] = {};
+            unroll<G * N>([&](auto v) __attribute__((always_inline)) {
+                auto x = mine[v] + load<L>(from + v * L);
+                if constexpr (has_edge) x += load<L>(more + v * L);
+                sum[v / N] += scale[v] * (x > T(0) ? x : x * slope);
             });
+            put_sums<G, L>(sum, logit + k * heads.count + head, first > 0);
         }
     });
 }
 
 template <typename T, typename Own, typename X>
 inline void gatv2_logits(Heads heads, int64_t num_edges, const Own* own, const T* att, T slope,
-                         T* logit, RunRows<X> row, RunEdges<const T> edge, const Fetch& fetch) {
+                         T* logit, const RunRows<X>& row, const RunEdges<const T>& edge, const Asks& fetch) {
     clear_if_empty(heads, num_edges, logit);
     const auto run =
         edge.data ? &gatv2_logits_of<true, T, Own, X> : &gatv2_logits_of<false, T, Own, X>;
@@ -788,7 +909,7 @@ inline void gatv2_logits(Heads heads, int64_t num_edges, const Own* own, const T
 template <bool has_edge, typename T, typename Own, typename X>
 __attribute__((noinline)) void gatv2_grad_run_of(Heads heads, int64_t num_edges, const Own* own,
                                                  const T* att, T slope, const T* dlogit, T* dsum,
-                                                 T* datt, RunRows<X> row, RunEdges<const T> edge,
+                                                 T* datt, const RunRows<X>& row, const RunEdges<const T>& edge,
                                                  RunEdges<T> dedge) {
     for_each_head_tile<T, 2>(heads, [&](int64_t head, int64_t first, int64_t done, auto g, auto w) {
         constexpr int G = decltype(g)::value, W = decltype(w)::value;
@@ -829,8 +950,8 @@ __attribute__((noinline)) void gatv2_grad_run_of(Heads heads, int64_t num_edges,
 
 template <typename T, typename Own, typename X>
 inline void gatv2_grad_run(Heads heads, int64_t num_edges, const Own* own, const T* att, T slope,
-                           const T* dlogit, T* dsum, T* datt, RunRows<X> row,
-                           RunEdges<const T> edge, RunEdges<T> dedge) {
+                           const T* dlogit, T* dsum, T* datt, const RunRows<X>& row,
+                           const RunEdges<const T>& edge, const RunEdges<T>& dedge) {
     const auto run =
         edge.data ? &gatv2_grad_run_of<true, T, Own, X> : &gatv2_grad_run_of<false, T, Own, X>;
     run(heads, num_edges, own, att, slope, dlogit, dsum, datt, row, edge, dedge);
@@ -841,17 +962,22 @@ void gatv2(const EdgeRanges& edges, Heads heads, Rows<const X> source, const T* 
            const T* att, const T* edge, double slope, const CoefficientDropout& drop, Softmax<T> s,
            bool accumulate) {
     const int64_t width = width_of(heads);
-    const auto rows_at = [&](int64_t e) {
-        return RunRows<X>{source.data, source.stride, edges.cols + e, edges.col_offset};
+    const auto rows_at = [&](const int32_t* cols) {
+        return RunRows<X>{source.data, source.stride, cols, edges.col_offset};
     };
     attend<X>(
         edges, heads, drop, s, accumulate, {columns_of(source.data, source.stride)},
-        [&](int64_t t, int64_t e, int64_t count, T* logit, const Fetch& fetch) {
-            gatv2_logits(heads, count, target_x + t * width, att, static_cast<T>(slope), logit,
-                         rows_at(e), edges_at(edge, e, width), fetch);
+        [&](const Run& r, T* logit, const Fetch& fetch) {
+            for (const Segment& of : r) {
+                gatv2_logits(heads, of.count, target_x + target(edges, of.row) * width, att,
+                             static_cast<T>(slope), logit + of.at * heads.count,
+                             rows_at(r.col + of.at), edges_at(edge, of.edge, width),
+                             fetch.from(of.at));
+            }
         },
-        [&](int64_t e, int64_t count, const T* weight, const T* rescale, T* out, const Fetch&) {
-            add_run(heads, count, weight, rescale, out, rows_at(e), RunEdges<const T>{}, kNoFetch);
+        [&](const Segment& of, const int32_t* cols, const T* weight, const Onto<T>& onto, T* out,
+            const Asks&) {
+            add_run(heads, of.count, weight, onto, out, rows_at(cols), RunEdges<const T>{}, kNoFetch);
         });
 }
 
@@ -880,7 +1006,7 @@ void gatv2_grad_target(const EdgeRanges& edges, Heads heads, Rows<const X> sourc
                                         edges.col_offset};
                 const RunEdges<const T> more = edges_at(edge, e, width);
                 fetch.next_run(count);
-                gatv2_logits(heads, count, mine, att, below, g.logit.at, row, more, fetch);
+                gatv2_logits(heads, count, mine, att, below, g.logit.at, row, more, fetch.from(0));
                 dot_run(heads, count, targets.dout + t * width, g.dweight.at, row,
                         RunEdges<const T>{}, kNoFetch);
                 finish_run(g, count, H, drop, [&](int64_t k) { return drop.ids[e + k]; });
@@ -913,11 +1039,11 @@ void gatv2_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X
             const RunRows<T> row = {target_x, width, to, 0}, dout = {targets.dout, width, to, 0};
             const RunEdges<const T> more = {edge, edge ? by_source.index + e : nullptr, width};
             fetch.next_run(count);
-            gatv2_logits(heads, count, mine, att, below, g.logit.at, row, more, fetch);
+            gatv2_logits(heads, count, mine, att, below, g.logit.at, row, more, fetch.from(0));
             dot_run(heads, count, mine, g.dweight.at, dout, RunEdges<const T>{}, kNoFetch);
             finish_run(g, count, H, drop,
                        [&](int64_t k) { return drop.ids[by_source.index[e + k]]; });
-            add_run(heads, count, g.logit.at, static_cast<const T*>(nullptr), own, dout,
+            add_run(heads, count, g.logit.at, kOnto<T>, own, dout,
                     RunEdges<const T>{}, kNoFetch);
             gatv2_grad_run(heads, count, mine, att, below, g.dweight.at, own,
                            static_cast<T*>(nullptr), row, more, RunEdges<T>{});
@@ -951,16 +1077,20 @@ void dot(const EdgeRanges& edges, Heads heads, Rows<const X> key, Rows<const X> 
     attend<X>(
         edges, heads, drop, s, accumulate,
         {columns_of(key.data, key.stride), columns_of(value.data, value.stride)},
-        [&](int64_t t, int64_t e, int64_t count, T* logit, const Fetch& fetch) {
-            dot_run(heads, count, query + t * width, logit,
-                    RunRows<X>{key.data, key.stride, edges.cols + e, edges.col_offset},
-                    edges_at(edge, e, width), fetch);
-            scale_run(logit, count * heads.count, factor);
+        [&](const Run& r, T* logit, const Fetch& fetch) {
+            for (const Segment& of : r) {
+                dot_run(heads, of.count, query + target(edges, of.row) * width,
+                        logit + of.at * heads.count,
+                        RunRows<X>{key.data, key.stride, r.col + of.at, edges.col_offset},
+                        edges_at(edge, of.edge, width), fetch.from(of.at));
+            }
+            scale_run(logit, r.num_edges * heads.count, factor);
         },
-        [&](int64_t e, int64_t count, const T* weight, const T* rescale, T* out, const Fetch&) {
-            add_run(heads, count, weight, rescale, out,
-                    RunRows<X>{value.data, value.stride, edges.cols + e, edges.col_offset},
-                    edges_at(edge, e, width), kNoFetch);
+        [&](const Segment& of, const int32_t* cols, const T* weight, const Onto<T>& onto, T* out,
+            const Asks&) {
+            add_run(heads, of.count, weight, onto, out,
+                    RunRows<X>{value.data, value.stride, cols, edges.col_offset},
+                    edges_at(edge, of.edge, width), kNoFetch);
         });
 }
 
@@ -984,12 +1114,12 @@ void dot_grad_target(const EdgeRanges& edges, Heads heads, Rows<const X> key, Ro
             const RunRows<X> values = {value.data, value.stride, cols, edges.col_offset};
             const RunEdges<const T> more = edges_at(edge, e, width);
             fetch.next_run(count);
-            dot_run(heads, count, q, g.logit.at, keys, more, fetch);
+            dot_run(heads, count, q, g.logit.at, keys, more, fetch.from(0));
             scale_run(g.logit.at, count * H, factor);
             dot_run(heads, count, dout, g.dweight.at, values, more, kNoFetch);
             finish_run(g, count, H, drop, [&](int64_t k) { return drop.ids[e + k]; });
             scale_run(g.dweight.at, count * H, factor);
-            add_run(heads, count, g.dweight.at, static_cast<const T*>(nullptr), dquery + t * width,
+            add_run(heads, count, g.dweight.at, kOnto<T>, dquery + t * width,
                     keys, more, kNoFetch);
             if (!dedge) continue;
             for (int64_t k = 0; k < count; ++k) {
@@ -1045,17 +1175,17 @@ void dot_grad_source(const EdgesBySource& by_source, Heads heads, Rows<const X> 
                     }
                 }
             } else {
-                dot_run(heads, count, own_key, g.logit.at, queries, RunEdges<const T>{}, fetch);
+                dot_run(heads, count, own_key, g.logit.at, queries, RunEdges<const T>{},
+                        fetch.from(0));
                 dot_run(heads, count, own_value, g.dweight.at, dout, RunEdges<const T>{}, kNoFetch);
             }
             scale_run(g.logit.at, count * H, factor);
             finish_run(g, count, H, drop,
                        [&](int64_t k) { return drop.ids[by_source.index[e + k]]; });
             scale_run(g.dweight.at, count * H, factor);
-            const T* as_it_is = nullptr;
-            add_run(heads, count, g.logit.at, as_it_is, dvalue.data + j * dvalue.stride, dout,
+            add_run(heads, count, g.logit.at, kOnto<T>, dvalue.data + j * dvalue.stride, dout,
                     RunEdges<const T>{}, kNoFetch);
-            add_run(heads, count, g.dweight.at, as_it_is, dkey.data + j * dkey.stride, queries,
+            add_run(heads, count, g.dweight.at, kOnto<T>, dkey.data + j * dkey.stride, queries,
                     RunEdges<const T>{}, kNoFetch);
         }
     };
