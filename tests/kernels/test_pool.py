@@ -191,6 +191,28 @@ def test_released_memory_is_the_systems_again() -> None:
     assert resident() - before < 20_000_000
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone moves pages")
+def test_a_tensor_that_no_idle_block_is_large_enough_for_is_made_of_several() -> None:
+    huge = 2 << 20
+    whole = new_empty(LIKE, 10 * huge // 4)
+    del whole  # what follows lies next to each other
+    sizes = (huge + PAGE, 3 * huge, 2 * huge - PAGE, 3 * huge + 9 * PAGE)
+    parts = [new_empty(LIKE, size // 4).fill_(k) for k, size in enumerate(sizes)]
+    places = [part.data_ptr() for part in parts]
+    parts[1] = parts[3] = LIKE
+    held = used_and_held()[1]
+    large = clean_new_empty(LIKE, 5 * huge // 4)
+    moved = {float(x) for x in large[:: huge // 4]}
+    assert moved == {1, 3}  # their pages, elsewhere
+    assert large.data_ptr() not in places
+    assert used_and_held()[1] == held
+    large.fill_(9)
+    assert bool((parts[0] == 0).all())
+    assert bool((parts[2] == 2).all())
+    del large, parts
+    assert used_and_held() == (0, held)
+
+
 @pytest.mark.skipif(
     not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="no huge pages here"
 )

@@ -750,7 +750,7 @@ void gat(const EdgeRanges& edges, Heads heads, Rows<const X> value, Rows<const X
         });
 }
 
-// All gradients, by source. parts: [num_parts, n, H] to sum dtarget_logit in.
+// All gradients, by source. parts: [num_parts, n, H] to sum dtarget_logit in, if there is more than one.
 template <typename X, typename T>
 void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
               Rows<const X> source_logit, const T* edge_logit, Targets<T> targets, double slope,
@@ -764,8 +764,8 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
     const int64_t pieces = num_parts(edges, targets.num_rows);
     const int64_t size = targets.num_rows * H;
     for_each_part(edges, pieces, span_of(edges) * width, [&](int64_t part, int64_t first, int64_t last) {
-        T* sums = parts + part * size;
-        for (int64_t k = 0; k < size; ++k) sums[k] = 0;
+        T* sums = pieces == 1 ? dtarget_logit : parts + part * size;
+        for (int64_t k = 0; pieces > 1 && k < size; ++k) sums[k] = 0;
         if (first == last) return;
         Fetch fetch(edges, first, {columns_of(targets.dout, targets.dout_width),
                                    whole_rows(targets.state, 4 * H, 4 * H), whole_rows(sums, H, H)});
@@ -855,6 +855,7 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
             });
         });
     });
+    if (pieces == 1) return;
     for_each_row((size + 63) / 64, size * pieces, [&](int64_t block) {
         const int64_t last = smaller(size, 64 * (block + 1));
         for (int64_t part = 0; part < pieces; ++part) {

@@ -269,8 +269,8 @@ void bind_attention_kernels(nb::module_& m) {
            Maybe<Matrix<T>> dedge_logit, bool accumulate) {
             nb::gil_scoped_release release;
             const EdgesBySource edges = by_source(begin, end, cols, std::nullopt, index);
-            const declared::Scratch<T> parts(declared::num_parts(edges.ranges, dout.shape(0)) *
-                                          int64_t(dtarget_logit.size()));
+            const int64_t num_parts = declared::num_parts(edges.ranges, dout.shape(0));
+            const declared::Scratch<T> parts(num_parts > 1 ? num_parts * dtarget_logit.size() : 0);
             kernels.attention<X>().gat_grad(
                 edges, heads_of(value, dtarget_logit), rows_of(value), rows_of(source_logit),
                 data_of(edge_logit), targets_of<T>(state, dout), slope,

@@ -4,7 +4,7 @@
 // The pool never holds more than has been in use at one moment: before it asks the system for more,
 // it gives back what lies idle. So a process that takes all its large tensors here is as small as
 // one that keeps nothing. A block is cut from any idle one that is large enough; idle neighbours
-// become one again.
+// become one again. Where none is large enough, the huge pages of several are moved to one place.
 #pragma once
 
 #include <sys/mman.h>
@@ -51,10 +51,10 @@ public:
             idle_.erase(best);
             if (left) idle_[block + bytes] = left;
         } else {
-            const size_t most = std::max(most_used_, used_ + bytes);
-            if (held_ + bytes > most) release(held_ + bytes - most);
             block = fresh(bytes);
-            held_ += bytes;
+            const size_t most = std::max(most_used_, used_ + bytes);
+            held_ += bytes - move_idle_to(block, bytes);
+            if (held_ > most) release(held_ - most);
         }
         used_ += bytes;
         most_used_ = std::max(most_used_, used_);
@@ -115,6 +115,55 @@ private:
             bytes -= part;
             if (!largest->second) idle_.erase(largest);
         }
+    }
+
+    // Moves huge pages of idle blocks to a new one; what they held before is lost. Returns how many
+    // bytes.
+    size_t move_idle_to(char* block, size_t bytes) {
+        size_t moved = 0;
+#ifdef MREMAP_FIXED
+        for (char* to = block; to + huge_page <= block + bytes && bytes >= huge_page;) {
+            char* from = idle_huge_page();
+            if (!from) break;
+            const int how = MREMAP_MAYMOVE | MREMAP_FIXED;
+            if (mremap(from, huge_page, huge_page, how, to) != MAP_FAILED) {
+                to += huge_page;
+                moved += huge_page;
+                continue;
+            }
+            // It is of two mappings; `to` may be none any more.
+            munmap(from, huge_page);
+            held_ -= huge_page;
+            if (mmap(to, huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+                     -1, 0) == MAP_FAILED) {
+                throw OutOfMemory(bytes);
+            }
+        }
+#endif
+        return moved;
+    }
+
+    // One that is idle no longer, of the largest block that has some; null if there are none.
+    char* idle_huge_page() {
+        const auto last_in = [](const auto& block) -> char* {
+            const auto start = reinterpret_cast<uintptr_t>(block.first);
+            const uintptr_t at = (start + block.second) / huge_page * huge_page;
+            return at >= start + huge_page ? reinterpret_cast<char*>(at - huge_page) : nullptr;
+        };
+        auto best = idle_.end();
+        for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+            if (last_in(*it) && (best == idle_.end() || it->second > best->second)) best = it;
+        }
+        if (best == idle_.end()) return nullptr;
+        char* found = last_in(*best);
+        const size_t before = found - best->first, after = best->second - before - huge_page;
+        if (after) idle_[found + huge_page] = after;
+        if (before) {
+            best->second = before;
+        } else {
+            idle_.erase(best);
+        }
+        return found;
     }
 
     // New memory, in huge pages where the system has some.
