@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-NUM_OPTIONS, SEED_OPTION, OK = 40, 8, 1  # METIS_NOPTIONS, METIS_OPTION_SEED, METIS_OK
+NUM_OPTIONS, OK = 40, 1  # METIS_NOPTIONS, METIS_OK
+SEED_OPTION, IMBALANCE_OPTION = 8, 16  # METIS_OPTION_SEED, METIS_OPTION_UFACTOR
 MAX_BISECTED = 8  # up to here recursive bisection cuts fewer edges than k-way does
 TOTAL_WEIGHT = 1 << 30  # of a summed weight; METIS may have been built with 32-bit integers
 
@@ -57,9 +58,11 @@ def _many_weights(
     arrays = [np.ascontiguousarray(a, dtype=np.int64) for a in (offsets, neighbours, weights)]
     options = np.full(NUM_OPTIONS, -1, dtype=np.int64)  # -1 is METIS's own default
     options[SEED_OPTION] = seed
+    bisect = num_parts <= MAX_BISECTED
+    if bisect:  # in thousandths; 10 is the default for several weights, and the cut is no better
+        options[IMBALANCE_OPTION] = 3
     part = np.empty(num_nodes, dtype=np.int64)
     cut = ctypes.c_int64()
-    bisect = num_parts <= MAX_BISECTED
     call = library.METIS_PartGraphRecursive if bisect else library.METIS_PartGraphKway
     status = call(
         *(ctypes.byref(ctypes.c_int64(size)) for size in (num_nodes, num_weights)),
