@@ -135,7 +135,6 @@ inline T inverse(T total) {
 constexpr int64_t kRunBytes = 1 << 14;                // of rows, in the first-level cache
 constexpr int64_t kBuffer = 1024;                     // elements of a run's [edge][head]
 constexpr int64_t kLongestRun = 64;                   // edges
-constexpr int64_t kRowsAhead = 8;                     // that a row of results is asked for
 constexpr int64_t kSlack = kMaxHeads;                 // to fill up the last lanes
 template <typename T>
 struct Buffer {
@@ -670,10 +669,8 @@ void attend(const EdgeRanges& edges, Heads heads, const CoefficientDropout& drop
             for (int64_t q = 0; q < r.num_segments; ++q) {
                 const Segment& of = r.segments[q];
                 const bool is_new = of.is_first && !accumulate;
-                if (accumulate) {
-                    const int64_t later = smaller(of.row + kRowsAhead, edges.num_rows - 1);
-                    prefetch_row(s.out, target(edges, later), width, 0, width);
-                }
+                const int64_t later = smaller(of.row + kRowsAhead, edges.num_rows - 1);
+                prefetch_row(s.out, target(edges, later), width, 0, width);
                 add(of, r.col + of.at, weight.at + of.at * H,
                     Onto<T>{!is_new, before.at + q * H, after.at + q * H},
                     s.out + target(edges, of.row) * width, fetch.from(of.at));
@@ -796,8 +793,9 @@ void gat_grad(const EdgesBySource& by_source, Heads heads, Rows<const X> value,
             leaky_run(g.logit.at, raw.at, count * H, below);
             for (const Segment& s : r) {
                 const X* own_value = value.data + s.row * value.stride;
-                prefetch_row(value.data, smaller(s.row + kRowsAhead, edges.num_rows - 1),
-                             value.stride, 0, width);
+                const int64_t later = smaller(s.row + kRowsAhead, edges.num_rows - 1);
+                prefetch_row(value.data, later, value.stride, 0, width);
+                prefetch_row(dvalue.data, later, dvalue.stride, 0, width);
                 const RunRows<T> dout = {targets.dout, targets.dout_width, r.col + s.at, 0};
                 if (!shared) {
                     dot_run(heads, s.count, own_value, g.dweight.at + s.at * H, dout,

@@ -99,8 +99,8 @@ inline void with_weight(const Weights<T>& w, Body body) {
 
 // ---- Prefetch --------------------------------------------------------------------------------
 
-// How many edges ahead the row of an edge is asked for.
-constexpr int64_t kAhead = 40;
+// How many edges ahead the row of an edge is asked for, and how many rows ahead that of a result.
+constexpr int64_t kAhead = 40, kRowsAhead = 8;
 
 // Goes through the edges of all ranges, which need not lie one after the other, from a row's on.
 class EdgeCursor {

@@ -21,6 +21,10 @@ void spmm(const EdgeRanges& edges, const X* x, Weights<T> w, T* out, int64_t num
             for (int64_t i = first_row; i < last_row; ++i) {
                 const int64_t begin = edges.begin[i], end = edges.end[i];
                 if (begin == end && accumulate) continue;
+                if (accumulate) {
+                    const int64_t later = smaller(i + kRowsAhead, edges.num_rows - 1);
+                    prefetch_row(out, target(edges, later), num_cols, 0, num_cols);
+                }
                 const EdgeCursor start = ahead;
                 for_each_tile<T, 1>(num_cols, [&](int64_t first, int64_t done, auto width) {
                     constexpr int W = decltype(width)::value;
