@@ -269,6 +269,32 @@ def test_rows_of_whole_runs(num_edges: int) -> None:
     torch.testing.assert_close(got, logits.softmax(0), rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize(("heads", "channels"), [(4, 32), (3, 5), (1, 47)])
+def test_gradients_of_rows_of_several_runs_are_written_as_a_whole(
+    heads: int, channels: int
+) -> None:
+    """Written, they are what is added to zeros."""
+    lengths = torch.tensor([3, 200, 0, 64, 1, 130, 2])
+    offsets = torch.tensor([0, *lengths.cumsum(0).tolist()])
+    width = heads * channels
+    cols = torch.randint(0, 5, (int(offsets[-1]),), generator=generator(3), dtype=torch.int32)
+    data = Data(torch.float32)
+    source = [normal(7, width, seed=1, dtype=torch.float32), data.sums(7, heads)[0]]
+    given = [made_state(data, 5, heads, 4)[0], data.sums(5, width)[0]]
+
+    def gradients(first: float) -> list[Tensor]:
+        outputs = [torch.full((7, n), first) for n in (width, heads)] + [torch.zeros(5, heads)]
+        kernels.gat_grad(
+            offsets[:-1], offsets[1:], cols, *source, *given, *outputs, slope=SLOPE,
+            accumulate=first == 0,
+        )  # fmt: skip
+        return outputs
+
+    for written, added in zip(gradients(NAN), gradients(0.0), strict=True):
+        assert added.abs().max() > 0
+        assert torch.equal(written, added)
+
+
 def test_rows_of_minus_infinity_huge_and_unbounded_logits() -> None:
     assert softmax_of([-INF, -INF, -INF])[0].tolist() == [0, 0, 0]
     assert softmax_of([-INF, 1.0, 1.0])[0].tolist() == [0, 0.5, 0.5]

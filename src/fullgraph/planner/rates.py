@@ -292,7 +292,7 @@ def _gradient(edges: Edges, dropout: EdgeDropout | None = None) -> Callable[[], 
     index = None if dropout is None else torch.randperm(edges.cols.numel(), device="cpu")
     return lambda: kernels.gat_grad(
         *edges.given, x, source, state, dout, dx, dsource, dtarget, slope=0.2, index=index,
-        dropout=dropout,
+        dropout=dropout, accumulate=False,
     )  # fmt: skip
 
 

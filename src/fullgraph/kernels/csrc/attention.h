@@ -2,8 +2,9 @@
 //
 // A softmax whose edges come in several lists is kept as the largest logit so far (top), the sum of
 // exp(logit - top) (total), and the weighted mean of the values (out). Edges are taken in short
-// runs: the logits of a run go to a small buffer [edge][head], which is then worked on as one
-// vector; the rows that gave the logits are still in the cache when they are summed.
+// runs, of one row or of several: the logits of a run go to a small buffer [edge][head], which is
+// then worked on as one vector; the rows that gave the logits are still in the cache when they are
+// summed.
 //
 // Edge cases: a row without edges, or whose logits are all -inf, gives 0. A logit that is +inf or
 // NaN makes its row and head NaN. An edge's own logit is computed again in the gradients, perhaps
@@ -111,11 +112,6 @@ inline float exp_below(float x) {
 }
 
 inline double exp_below(double x) { return x > 0 ? 1.0 : __builtin_exp(x); }
-
-template <typename T>
-inline T leaky(T x, T slope) {
-    return x > 0 ? x : x * slope;
-}
 
 constexpr double kInfinity = __builtin_inf();
 
@@ -300,7 +296,7 @@ struct Asks {
     int num_streams = 0;
     const int64_t* rows = nullptr;
 
-    // While the k-th is worked on, columns from `first` on. Inlined as in ahead_of.
+    // While the k-th is worked on, columns from `first` on.
     template <int width>
     inline __attribute__((always_inline)) void columns(int64_t k, int64_t first) const {
         for (int s = 0; s < num_streams; ++s) {
@@ -422,12 +418,12 @@ inline void load_tile(T* tile, const X* x, int64_t size, int64_t done) {
     for (int64_t f = 0; f < done; ++f) tile[f] = 0;
 }
 
-// to (+)= the sums of G vectors, one for each head.
+// to = the sums of G vectors, one for each head; where another tile was before, which only tiles of
+// one head have, added to.
 template <int G, int L, typename T>
 inline __attribute__((always_inline)) void put_sums(const Vector<T, L>* x, T* to, bool add) {
     if constexpr (G == 4) {
-        const auto sums = sums_of<L, T>(x);
-        store<4>(to, add ? load<4>(to) + sums : sums);
+        store<4>(to, sums_of<L, T>(x));
     } else {
         static_assert(G == 1);
         const T sum = sum_of<L, T>(x[0]);

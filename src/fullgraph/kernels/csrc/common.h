@@ -126,9 +126,7 @@ private:
     int64_t row_ = 0, edge_ = 0, end_ = 0, col_ = 0;
 };
 
-// The edges that come kAhead later than those from a row on. Those before are given to ask(row),
-// which has to be inlined always: a function that only prefetches counts as one without effect, and
-// GCC drops calls of it.
+// The edges that come kAhead later than those from a row on. Those before are given to ask(row).
 template <typename Ask>
 inline EdgeCursor ahead_of(const EdgeRanges& edges, int64_t row, Ask ask) {
     EdgeCursor cursor(edges, row);
