@@ -128,13 +128,12 @@ inline T inverse(T total) {
 
 // ---- Runs of edges ---------------------------------------------------------------------------
 
-constexpr int64_t kRunBytes = 1 << 14;                // of rows, in the first-level cache
-constexpr int64_t kBuffer = 1024;                     // elements of a run's [edge][head]
-constexpr int64_t kLongestRun = 64;                   // edges
-constexpr int64_t kSlack = kMaxHeads;                 // to fill up the last lanes
+constexpr int64_t kRunBytes = 1 << 14;   // of rows, in the first-level cache
+constexpr int64_t kBuffer = kMaxHeads;   // elements of a run's [edge][head]
+constexpr int64_t kLongestRun = 64;      // edges
 template <typename T>
 struct Buffer {
-    alignas(64) T at[kBuffer + kSlack];
+    alignas(64) T at[kBuffer];
 };
 
 // Edges in a run.
@@ -301,7 +300,7 @@ struct Asks {
     inline __attribute__((always_inline)) void columns(int64_t k, int64_t first) const {
         for (int s = 0; s < num_streams; ++s) {
             const Stream& to = streams[s];
-            if (to.element == sizeof(float)) {
+            if (to.element == sizeof(float)) {  // a number of lines that is known when compiling
                 ask(to, rows[k], first * sizeof(float), width * sizeof(float));
             } else if (to.element) {
                 ask(to, rows[k], first * to.element, width * to.element);
@@ -572,8 +571,8 @@ inline void for_each_fetching_row(const EdgeRanges& edges, int64_t width,
     });
 }
 
-// to = leaky(x); these take what they need by value: through a reference it could be written meanwhile,
-// and nothing would be done in vectors.
+// to = leaky(x). These take what they need by value: through a reference it could be written to
+// meanwhile, and nothing would be done in vectors.
 template <typename T>
 inline void leaky_run(T* to, const T* x, int64_t count, T slope) {
 #pragma omp simd
