@@ -68,11 +68,9 @@ class _Sum(torch.autograd.Function):
                 accumulate=block is not own,
             )  # fmt: skip
 
-        ctx.graph, ctx.call = (
-            graph,
-            for_each_source(
-                graph, pieces, use, layer=layer, halo=halo, recorded=any(ctx.needs_input_grad)
-            ),
+        ctx.graph = graph
+        ctx.call = for_each_source(
+            graph, pieces, use, layer=layer, halo=halo, recorded=any(ctx.needs_input_grad)
         )
         out = slices.join(sum_to_owners(graph, partial, slices.widths, layer=ctx.call))
         keep_x = x if ctx.needs_input_grad[1] else None

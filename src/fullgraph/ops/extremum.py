@@ -60,11 +60,9 @@ class _Extremum(torch.autograd.Function):
                 col_offset=chunk.first_row,
             )  # fmt: skip
 
-        ctx.graph, ctx.call = (
-            graph,
-            for_each_source(
-                graph, pieces, use, layer=layer, halo=halo, recorded=any(ctx.needs_input_grad)
-            ),
+        ctx.graph = graph
+        ctx.call = for_each_source(
+            graph, pieces, use, layer=layer, halo=halo, recorded=any(ctx.needs_input_grad)
         )
         merged = merge_extrema(graph, partial, ties, slices.widths, largest=largest, layer=ctx.call)
         out, count = (slices.join(pieces) for pieces in merged)

@@ -890,7 +890,8 @@ __attribute__((noinline)) void gatv2_logits_of(Heads heads, int64_t num_edges, c
 
 template <typename T, typename Own, typename X>
 inline void gatv2_logits(Heads heads, int64_t num_edges, const Own* own, const T* att, T slope,
-                         T* logit, const RunRows<X>& row, const RunEdges<const T>& edge, const Asks& fetch) {
+                         T* logit, const RunRows<X>& row, const RunEdges<const T>& edge,
+                         const Asks& fetch) {
     clear_if_empty(heads, num_edges, logit);
     const auto run =
         edge.data ? &gatv2_logits_of<true, T, Own, X> : &gatv2_logits_of<false, T, Own, X>;
@@ -903,8 +904,9 @@ inline void gatv2_logits(Heads heads, int64_t num_edges, const Own* own, const T
 template <bool has_edge, typename T, typename Own, typename X>
 __attribute__((noinline)) void gatv2_grad_run_of(Heads heads, int64_t num_edges, const Own* own,
                                                  const T* att, T slope, const T* dlogit, T* dsum,
-                                                 T* datt, const RunRows<X>& row, const RunEdges<const T>& edge,
-                                                 RunEdges<T> dedge) {
+                                                 T* datt, const RunRows<X>& row,
+                                                 const RunEdges<const T>& edge,
+                                                 const RunEdges<T>& dedge) {
     for_each_head_tile<T, 2>(heads, [&](int64_t head, int64_t first, int64_t done, auto g, auto w) {
         constexpr int G = decltype(g)::value, W = decltype(w)::value;
         constexpr int L = lanes_in<T, W>(), N = W / L;

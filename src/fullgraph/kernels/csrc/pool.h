@@ -35,6 +35,8 @@ private:
 class Pool {
 public:
     static constexpr size_t page = size_t{1} << 12, huge_page = size_t{2} << 20;
+    // Huge pages that were moved may each count as a mapping of the process, which may have 65,530.
+    static constexpr size_t most_moved_among = size_t{1} << 14;
 
     // At least so many bytes, with any contents. Throws OutOfMemory.
     char* take(size_t bytes) {
@@ -122,6 +124,7 @@ private:
     size_t move_idle_to(char* block, size_t bytes) {
         size_t moved = 0;
 #ifdef MREMAP_FIXED
+        if (held_ / huge_page > most_moved_among) return 0;
         for (char* to = block; to + huge_page <= block + bytes && bytes >= huge_page;) {
             char* from = idle_huge_page();
             if (!from) break;
@@ -131,7 +134,7 @@ private:
                 moved += huge_page;
                 continue;
             }
-            // It is of two mappings; `to` may be none any more.
+            // It is of two mappings. What was at `to` may have gone.
             munmap(from, huge_page);
             held_ -= huge_page;
             if (mmap(to, huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,

@@ -77,7 +77,7 @@ inline __attribute__((always_inline)) T sum_of(Vector<T, N> x) {
     }
 }
 
-// Lane i is lane from(i) of a or, from the number of their lanes on, of b.
+// Lane i is lane From::of(i) of a or, from the number of their lanes on, of b.
 template <typename From, typename V, int... i>
 inline __attribute__((always_inline)) auto shuffled(V a, V b, std::integer_sequence<int, i...>) {
     return __builtin_shufflevector(a, b, From::of(i)...);
@@ -90,7 +90,8 @@ inline __attribute__((always_inline)) Vector<T, 4> sums_of(const Vector<T, N>* x
         return Vector<T, 4>{sum_of<N, T>(x[0]), sum_of<N, T>(x[1]), sum_of<N, T>(x[2]),
                             sum_of<N, T>(x[3])};
     } else {
-        // Of two vectors the lower, and the upper, halves of what are `parts` of a vector.
+        // Which lanes of two vectors are the lower, and the upper, halves of both; and of the four
+        // halves that two such sums have in all.
         struct Lower2 { static constexpr int of(int i) { return i < N / 2 ? i : i + N / 2; } };
         struct Upper2 { static constexpr int of(int i) { return Lower2::of(i) + N / 2; } };
         struct Lower4 {
