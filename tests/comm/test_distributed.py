@@ -14,6 +14,9 @@ from fullgraph.comm.group import Group
 from fullgraph.comm.schedule import oneshot
 from fullgraph.graph.blocks import Ownership
 from fullgraph.graph.folder import save
+from fullgraph.graph.partition import PartitionedInMemory
+from fullgraph.graph.sources import read
+from fullgraph.ops.halo import for_each_source
 from tests.data import shared_data
 from tests.graphs import named, named_parts
 from tests.ranks import run_ranks
@@ -154,6 +157,41 @@ def test_a_message_has_so_many_of_a_ranks_rows(
     assert graph.rows_of_message(512, recorded=True) == recorded
     graph.schedule = oneshot()  # which holds all of them: as many as may be
     assert graph.rows_of_message(512) == min(max(*owned, 1024), max(1, most_bytes // 512))
+
+
+def _rows_that_leave(group: Group, cluster: torch.Tensor | None) -> None:
+    ends = named("multigraph").edge_index
+    data = Data(
+        x=torch.arange(300.0).view(50, 6), edge_index=ends[:, ends[0] // 2 != 10], num_nodes=50
+    )
+    parts = torch.arange(50) % 2
+    graph = DistributedGraph.build(PartitionedInMemory(read(data), parts, 2, cluster), group)
+    peer, sent = 1 - group.rank, []
+
+    def post(receive, send, context=""):
+        sent.append(send[0])
+        return Group.post(group, receive, send, context)
+
+    x = data.x[graph.node_id]
+    group.post = post
+    received = []
+    for_each_source(graph, x, lambda block, chunk, rows: received.append(rows.clone()), layer="-")
+    assert torch.equal(sent[0], x[graph.plan.send_rows[peer].long()])
+    own = x.untyped_storage().data_ptr()
+    assert (sent[0].untyped_storage().data_ptr() == own) == (cluster is not None)
+    run = graph.plan.runs[peer]
+    assert (run is not None) == (cluster is not None)
+    if run is not None:
+        assert 0 < run.start < run.stop == len(x)
+    assert graph.plan.runs[group.rank] is None
+    theirs = data.edge_index[:, (parts[data.edge_index[0]] == peer)]
+    needed = theirs[0][parts[theirs[1]] == group.rank].unique()
+    assert torch.equal(received[1].sort(0)[0], data.x[needed].sort(0)[0])
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_rows_that_are_a_run_leave_from_where_they_are(ordered: bool) -> None:
+    run_ranks(_rows_that_leave, 2, torch.arange(50) * 11 % 7 if ordered else None)
 
 
 def _load_errors(group: Group) -> list[str]:

@@ -68,18 +68,24 @@ def test_neighbours_come_near_each_other_and_nothing_else_changes(num_parts: int
     assert_same(clustered.part(num_parts - 1), again.part(num_parts - 1))
 
 
-def test_a_cluster_is_a_run_of_rows_and_its_nodes_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("placement", ["destination", "vertex-cut"])
+def test_inner_nodes_come_first_then_by_cluster_and_id(
+    placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(order, "CLUSTER_NODES", 8)
-    clustered = partition(random_graph(60, 900), 2, order="clusters")
+    graph = random_graph(60, 100)
+    clustered = partition(graph, 2, placement=placement, order="clusters")
     cluster = clustered.cluster
     assert cluster is not None
     assert cluster.unique().numel() == 60 // 8
-    for k in range(2):
-        ids = clustered.part(k).node_id
-        runs, first = cluster[ids].unique_consecutive(return_inverse=True)
-        assert len(runs) == len(runs.unique())
-        assert (runs.diff() > 0).all()
-        assert ((ids.diff() > 0) | (first.diff() > 0)).all()
+    parts = [clustered.part(k) for k in range(2)]
+    needed = [graph.edge_index[0][part.edge_id.long()] for part in parts]
+    for k, part in enumerate(parts):
+        outer = torch.isin(part.node_id, needed[1 - k])
+        assert outer.any()
+        assert not outer.all()
+        places = list(zip(outer.tolist(), cluster[part.node_id].tolist(), part.node_id.tolist()))
+        assert places == sorted(places)
 
 
 @pytest.mark.parametrize("placement", ["destination", "vertex-cut"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -73,6 +74,11 @@ class ExchangePlan:
         """Where each rank's rows start when all that this rank needs are laid end to end; W + 1."""
         return [0, *accumulate(self.num_needed)]
 
+    @cached_property
+    def runs(self) -> tuple[slice | None, ...]:
+        """The owned rows that each rank needs where they are consecutive, otherwise None."""
+        return tuple(_run(rows) for rows in self.send_rows)
+
     def fetch_ticks(self, max_rows: int) -> Iterator[Tick]:
         """Rows to where they are needed, in a ring; messages of at most `max_rows` rows."""
         for step in range(1, self.size):
@@ -93,6 +99,12 @@ class ExchangePlan:
         """Bytes sent to each rank by one fetch, and by one return, of rows of `row_bytes`."""
         fetch = [self.counts[r][self.rank] * row_bytes for r in range(self.size)]
         return fetch, [n * row_bytes for n in self.num_needed]
+
+
+def _run(rows: Tensor) -> slice | None:
+    if rows.numel() == 0 or not bool((rows.diff() == 1).all()):
+        return None
+    return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
 def _message(peer: int, first: int, num_rows: int, max_rows: int) -> Message | None:

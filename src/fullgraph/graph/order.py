@@ -1,11 +1,14 @@
 """The order of nodes within a part. Sums over edges read rows at random: in an order where
-neighbours are near each other, the rows of one are in the caches when the other's are summed.
+neighbours are near each other, the rows of one are in the caches when the other's are summed. And
+rows that other parts need are sent: of two parts, those of one are a run of rows, which leave from
+where they are.
 
-Letters: N nodes, P parts.
+Letters: N nodes, E edges.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from fullgraph.graph.assign import assign_parts
@@ -34,3 +37,14 @@ def clusters(graph: WholeGraph, order: str, seed: int) -> Tensor | None:
     if order == "given" or count < 2:
         return None
     return assign_parts(graph, count, "ldg", seed)
+
+
+def outer(graph: WholeGraph, assignment: Tensor, edge_part: Tensor) -> Tensor:
+    """bool [N]: whether an edge in another part starts from the node. These come last in a part.
+
+    assignment: the part of each node, [N]; edge_part: that of each edge, [E].
+    """
+    source = graph.edge_index[0].long()
+    found = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    found[source[assignment[source] != edge_part]] = True
+    return found

@@ -18,7 +18,7 @@ from torch import Tensor
 from fullgraph import kernels
 from fullgraph.graph.assign import METHODS, assign_parts, check_num_parts, typed_union
 from fullgraph.graph.grouping import group_by
-from fullgraph.graph.order import check_order, clusters
+from fullgraph.graph.order import check_order, clusters, outer
 from fullgraph.graph.parts import (
     DESTINATION,
     MASK,
@@ -66,7 +66,8 @@ class PartitionedInMemory:
 
     ``graph``: the whole graph, valid, which is kept.
     ``assignment``: int32 [N], the part of each node.
-    ``cluster``: int32 [N], by which the nodes of a part come, and then by id; None: by id.
+    ``cluster``: int32 [N], by which the nodes of a part come, and then by id, with those that other
+    parts need after all others; None: by id.
     Raises ValueError unless the assignment has N values in 0 .. num_parts - 1.
     """
 
@@ -79,9 +80,11 @@ class PartitionedInMemory:
         self.num_parts, self.cluster = num_parts, cluster
         owner = self.assignment.numpy()
         self._node_offsets, self._nodes = group_by(owner, num_parts)
+        edge_part = self._place_edges()
         if cluster is not None:
-            self._nodes = np.lexsort((cluster.numpy(), owner))
-        self._edge_offsets, self._edges = group_by(self._place_edges(), num_parts)
+            last = outer(graph, self.assignment, torch.from_numpy(edge_part))
+            self._nodes = np.lexsort((cluster.numpy(), last.numpy(), owner))
+        self._edge_offsets, self._edges = group_by(edge_part, num_parts)
         row = np.empty(graph.num_nodes, dtype=np.int32)
         row[self._nodes] = np.arange(graph.num_nodes) - np.repeat(
             self._node_offsets[:-1], np.diff(self._node_offsets)

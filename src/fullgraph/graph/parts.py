@@ -245,7 +245,7 @@ def fingerprint(
     digest.update(repr(header).encode())
     _add_arrays(digest, [*arrays, ("part", part)])
     if cluster is not None:
-        _add_arrays(digest, [("cluster", cluster)])
+        _add_arrays(digest, [("cluster, outer nodes last", cluster)])
     return digest.hexdigest()
 
 

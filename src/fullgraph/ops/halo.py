@@ -345,8 +345,9 @@ class _Rows:
 
     def to_send(self, message: Message) -> Tensor:
         owned = self._of_peer(message)
-        if self.plan.send_rows[message.peer].numel() == owned.shape[0]:  # all rows, in order
-            return owned[message.first_row : message.last_row]
+        run = self.plan.runs[message.peer]
+        if run is not None:  # from where they are
+            return owned[run][message.first_row : message.last_row]
         out = self.empty_for_peer(message)
         kernels.gather_rows(owned, self._owned_rows(message), out)
         return out

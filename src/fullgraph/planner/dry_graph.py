@@ -57,7 +57,7 @@ def dry_graph(
     return _DryGraph(
         group=group, meta=meta, schedule=schedule, max_block_bytes=max_block_bytes,
         ownership=Ownership.of_parts(range(shares.size + 1), shares.owned),
-        plan=_plan(rank, shares.gather), edges=Edges(blocks), node_id=_ints(owned),
+        plan=_plan(rank, shares.gather, owned), edges=Edges(blocks), node_id=_ints(owned),
         x=torch.empty(owned, figures.features), y=_ints(owned),
         masks={name: torch.empty(owned, dtype=torch.bool) for name in ("train", "val", "test")},
         _partitioned=None,  # type: ignore[arg-type]
@@ -70,9 +70,25 @@ def _ints(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _plan(rank: int, counts: tuple[tuple[int, ...], ...]) -> ExchangePlan:
+def _plan(rank: int, counts: tuple[tuple[int, ...], ...], owned: int = 0) -> ExchangePlan:
     send_rows = tuple(_ints(row[rank], dtype=torch.int32) for row in counts)
-    return ExchangePlan(rank, send_rows, counts)
+    return _DryPlan(rank, send_rows, counts, owned)
+
+
+@dataclass(frozen=True)
+class _DryPlan(ExchangePlan):
+    """``owned``: n. Where it is known, what one of two ranks needs is taken for a run of rows, as
+    partitioning orders them, and so is what is all rows."""
+
+    owned: int
+
+    @property
+    def runs(self) -> tuple[slice | None, ...]:
+        def run(num_rows: int) -> slice | None:
+            is_run = num_rows == self.owned or (self.owned > 0 and self.size == 2)
+            return slice(0, num_rows) if num_rows and is_run else None
+
+        return tuple(run(rows.numel()) for rows in self.send_rows)
 
 
 def _block(
