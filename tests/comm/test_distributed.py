@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -245,15 +247,23 @@ def test_disconnected_parts_exchange_nothing(schedule: str) -> None:
 def _autocast(group: Group) -> None:
     graph = DistributedGraph.build(named_parts("multigraph", 2, False), group)
     x = graph.x.float()
-    for conv in (pyg.SAGEConv(6, 3), pyg.GCNConv(6, 3), pyg.SAGEConv(6, 3, aggr="max")):
-        model = fullgraph.convert(conv)
-        expected = model(x, graph)
-        with torch.autocast("cpu", torch.bfloat16):
-            out = model(x.clone().requires_grad_(), graph)
-            loss = out.float().square().sum()
-        loss.backward()
-        torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.05)
-        assert all(p.grad.isfinite().all() for p in model.parameters())
+    for conv in (
+        pyg.SAGEConv(6, 3), pyg.GCNConv(6, 3), pyg.SAGEConv(6, 3, aggr="max"), pyg.GATConv(6, 3),
+        pyg.GATv2Conv(6, 3), pyg.TransformerConv(6, 3),
+    ):  # fmt: skip
+        for given in (x, x.bfloat16()):
+            model = fullgraph.convert(copy.deepcopy(conv))
+            outs, grads = [], []
+            for narrow in (False, True):
+                inputs = (given if narrow else given.float()).clone().requires_grad_()
+                model.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+                    outs.append(model(inputs, graph))
+                outs[-1].float().square().sum().backward()
+                grads.append([inputs.grad.float(), *(p.grad for p in model.parameters())])
+            torch.testing.assert_close(outs[1].float(), outs[0], rtol=0.05, atol=0.05)
+            for ours, wide in zip(grads[1], grads[0]):
+                torch.testing.assert_close(ours, wide, rtol=0.1, atol=0.1 * wide.abs().max().item())
 
 
 def test_layers_run_under_autocast() -> None:

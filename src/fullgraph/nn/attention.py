@@ -215,13 +215,13 @@ def _made_again(graph: DistributedGraph, value: Tensor, x: Tensor, weight: Tenso
     it, as x is at hand and the product is cheap beside the attention."""
     if not graph.schedule.remat or not torch.is_grad_enabled():
         return contextlib.nullcontext()
-    place, numel = value.data_ptr(), value.numel()
+    place, numel, dtype = value.data_ptr(), value.numel(), value.dtype  # autocast's, perhaps
     x, weight = x.detach(), weight.detach()
     versions = x._version, weight._version
 
     def pack(tensor: Tensor) -> Tensor | torch.Size:
         same = numel > 0 and tensor.data_ptr() == place and tensor.numel() == numel
-        return tensor.shape if same and tensor.dtype == x.dtype else tensor
+        return tensor.shape if same and tensor.dtype == dtype else tensor
 
     def unpack(kept: Tensor | torch.Size) -> Tensor:
         if isinstance(kept, Tensor):
@@ -232,7 +232,7 @@ def _made_again(graph: DistributedGraph, value: Tensor, x: Tensor, weight: Tenso
                 "pass that needs them"
             )
         with torch.no_grad():
-            return linear(x, weight).view(kept)
+            return linear(x.to(dtype), weight.to(dtype)).view(kept)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
