@@ -196,6 +196,29 @@ def test_rows_that_are_a_run_leave_from_where_they_are(ordered: bool) -> None:
     run_ranks(_rows_that_leave, 2, torch.arange(50) * 11 % 7 if ordered else None)
 
 
+class _Aggregates(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(2, 2)
+
+    def forward(self, x, graph):
+        return fullgraph.aggregate(graph, self.lin(x))
+
+
+def _aggregates_first(group: Group) -> None:
+    """Nothing has asked for the plan's runs before, and every row is needed."""
+    ends = torch.cartesian_prod(torch.arange(12), torch.arange(12)).T
+    data = Data(x=torch.arange(24.0).view(12, 2), edge_index=ends, num_nodes=12)
+    graph = fullgraph.load(data, group=group, method="contiguous")
+    model = fullgraph.convert(_Aggregates())
+    out = model(graph.x, graph)
+    torch.testing.assert_close(out, model.lin(data.x).sum(0).expand_as(out))
+
+
+def test_aggregate_in_a_converted_model_needs_no_layer_before_it() -> None:
+    run_ranks(_aggregates_first, 2)
+
+
 def _load_errors(group: Group) -> list[str]:
     said = []
     for source, options in (("no/such.npz", {}), (named("tiny"), {"parts": 1})):

@@ -67,36 +67,6 @@ def test_dropout_is_the_reference_bit_by_bit(num_features: int, dtype: torch.dty
         assert torch.equal(in_place, out)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_features", [*WIDTHS, 20, 65, 500])
-def test_dropout_notes_where_it_is_positive_for_its_gradient(
-    num_features: int, dtype: torch.dtype
-) -> None:
-    x = normal(201, num_features, dtype=dtype)
-    x.view(-1)[::7] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0]).repeat(
-        x.numel()
-    )[: len(x.view(-1)[::7])].to(dtype)  # fmt: skip
-    grad, ids = normal(201, num_features, dtype=dtype), torch.arange(201)
-    words = kernels.positive_words(num_features)
-    assert words * 32 - 32 < num_features <= words * 32
-    for p in (0.0, 0.5, 1.0):
-        args = {"p": p, "seed": 1, "step": 2, "layer": 3}
-        out, plain, dx, expected = (torch.empty_like(x) for _ in range(4))
-        noted, as_reference = (torch.full((201, words), -1, dtype=torch.int32) for _ in range(2))
-        kernels.dropout(x, ids, out, **args, positive=noted)
-        kernels.dropout(x, ids, plain, **args)
-        assert torch.equal(out.nan_to_num(7.0), plain.nan_to_num(7.0))
-        reference.dropout(x, ids, expected, *args.values(), as_reference)
-        assert torch.equal(noted, as_reference)
-        kernels.dropout_grad(grad, noted, dx, p=p)
-        scale = 1 / (1 - p) if p < 1 else 0.0
-        reference.dropout_grad(grad, noted, expected, scale)
-        assert torch.equal(dx, expected)
-        assert torch.equal(dx, torch.where(out <= 0, 0, (grad.double() * scale).to(dtype)))
-        kernels.dropout_grad(grad_in_place := grad.clone(), noted, grad_in_place, p=p)
-        assert torch.equal(grad_in_place, dx)
-
-
 def test_dropout_depends_on_the_id_not_on_the_position() -> None:
     x, ids = torch.ones(100, 33), torch.arange(100) * 2**40
     out, shuffled, order = torch.empty(100, 33), torch.empty(100, 33), torch.randperm(100)

@@ -102,9 +102,8 @@ class ExchangePlan:
 
 
 def _run(rows: Tensor) -> slice | None:
-    if rows.numel() == 0 or not bool((rows.diff() == 1).all()):
-        return None
-    return slice(int(rows[0]), int(rows[-1]) + 1)
+    first, last = (int(rows[0]), int(rows[-1])) if rows.numel() else (0, -1)
+    return slice(first, last + 1) if 0 < rows.numel() == last + 1 - first else None
 
 
 def _message(peer: int, first: int, num_rows: int, max_rows: int) -> Message | None:

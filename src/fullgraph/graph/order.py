@@ -1,7 +1,7 @@
 """The order of nodes within a part. Sums over edges read rows at random: in an order where
 neighbours are near each other, the rows of one are in the caches when the other's are summed. And
-rows that other parts need are sent: of two parts, those of one are a run of rows, which leave from
-where they are.
+rows that another part needs are sent: where there are two, they come last, and leave from where
+they are, as a run of rows. (The rows that one of many parts needs are no run in any order.)
 
 Letters: N nodes, E edges.
 """
@@ -40,7 +40,7 @@ def clusters(graph: WholeGraph, order: str, seed: int) -> Tensor | None:
 
 
 def outer(graph: WholeGraph, assignment: Tensor, edge_part: Tensor) -> Tensor:
-    """bool [N]: whether an edge in another part starts from the node. These come last in a part.
+    """bool [N]: whether an edge in another part starts from the node.
 
     assignment: the part of each node, [N]; edge_part: that of each edge, [E].
     """

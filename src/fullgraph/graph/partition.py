@@ -66,8 +66,8 @@ class PartitionedInMemory:
 
     ``graph``: the whole graph, valid, which is kept.
     ``assignment``: int32 [N], the part of each node.
-    ``cluster``: int32 [N], by which the nodes of a part come, and then by id, with those that other
-    parts need after all others; None: by id.
+    ``cluster``: int32 [N], by which the nodes of a part come, and then by id; of two parts, those
+    that the other needs come last. None: by id.
     Raises ValueError unless the assignment has N values in 0 .. num_parts - 1.
     """
 
@@ -82,8 +82,10 @@ class PartitionedInMemory:
         self._node_offsets, self._nodes = group_by(owner, num_parts)
         edge_part = self._place_edges()
         if cluster is not None:
-            last = outer(graph, self.assignment, torch.from_numpy(edge_part))
-            self._nodes = np.lexsort((cluster.numpy(), last.numpy(), owner))
+            keys = [cluster.numpy()]
+            if num_parts == 2:
+                keys += [outer(graph, self.assignment, torch.from_numpy(edge_part)).numpy()]
+            self._nodes = np.lexsort((*keys, owner))
         self._edge_offsets, self._edges = group_by(edge_part, num_parts)
         row = np.empty(graph.num_nodes, dtype=np.int32)
         row[self._nodes] = np.arange(graph.num_nodes) - np.repeat(

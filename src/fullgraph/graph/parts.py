@@ -236,7 +236,7 @@ def fingerprint(
     graph: WholeGraph, part: Tensor, num_parts: int, cluster: Tensor | None = None
 ) -> str:
     """sha256 in hex over every array of the graph, the part [N] of each node, and the cluster [N]
-    by which nodes of a part come, if any."""
+    by which nodes of a part come, if any (and which of them come last, where there are two)."""
     digest = hashlib.sha256()
     arrays = [("edge_index", graph.edge_index), *node_arrays(graph), *edge_arrays(graph)]
     header: tuple[int, ...] = (graph.num_nodes, graph.num_classes, num_parts)
@@ -245,7 +245,8 @@ def fingerprint(
     digest.update(repr(header).encode())
     _add_arrays(digest, [*arrays, ("part", part)])
     if cluster is not None:
-        _add_arrays(digest, [("cluster, outer nodes last", cluster)])
+        order = "cluster, outer last" if num_parts == 2 else "cluster"
+        _add_arrays(digest, [(order, cluster)])
     return digest.hexdigest()
 
 

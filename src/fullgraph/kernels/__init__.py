@@ -46,13 +46,7 @@ from fullgraph.kernels._pool import (
     release_memory,
     side_by_side,
 )
-from fullgraph.kernels._rows import (
-    dropout,
-    dropout_grad,
-    gather_rows,
-    positive_words,
-    scatter_add_rows,
-)
+from fullgraph.kernels._rows import dropout, gather_rows, scatter_add_rows
 
 __all__ = [
     "DENSE_DTYPES",
@@ -66,7 +60,6 @@ __all__ = [
     "dot_grad_source",
     "dot_grad_target",
     "dropout",
-    "dropout_grad",
     "extremum",
     "extremum_grad_source",
     "extremum_grad_weight",
@@ -85,7 +78,6 @@ __all__ = [
     "neighbours",
     "new_empty",
     "new_zeros",
-    "positive_words",
     "release_memory",
     "scatter_add_rows",
     "sddmm",

@@ -82,16 +82,10 @@ def _gather_on_cpu(x: Tensor, index: Tensor, out: Tensor) -> None:
 
 
 def _dropout_on_cpu(
-    x: Tensor, ids: Tensor, out: Tensor, p: float, seed: int, step: int, layer: int,
-    positive: Tensor | None = None,
-) -> None:  # fmt: skip
+    x: Tensor, ids: Tensor, out: Tensor, p: float, seed: int, step: int, layer: int
+) -> None:
     scale = 1 / (1 - p) if p < 1 else 0.0
-    words = None if positive is None else positive.view(torch.uint32)
-    native.dropout(x, ids, out, words, int(p * 2**32), scale, seed % 2**64, step, layer)
-
-
-def _dropout_grad_on_cpu(grad: Tensor, positive: Tensor, out: Tensor, scale: float) -> None:
-    native.dropout_grad(grad, positive.view(torch.uint32), out, scale)
+    native.dropout(x, ids, out, int(p * 2**32), scale, seed % 2**64, step, layer)
 
 
 # What DLPack calls a number: its kind and its bits.
@@ -124,8 +118,7 @@ extremum_grad_source = _register(reference.extremum_grad_source, native.extremum
 extremum_grad_weight = _register(reference.extremum_grad_weight, native.extremum_grad_weight, "out")
 gather_rows = _register(reference.gather_rows, _gather_on_cpu, "out")
 scatter_add_rows = _register(reference.scatter_add_rows, native.scatter_add_rows, "out")
-dropout = _register(reference.dropout, _dropout_on_cpu, "out positive")
-dropout_grad = _register(reference.dropout_grad, _dropout_grad_on_cpu, "out")
+dropout = _register(reference.dropout, _dropout_on_cpu, "out")
 dense = _register(reference.dense, native.dense, "out")
 dense_weight_grad = _register(reference.dense_weight_grad, native.dense_weight_grad, "out sums")
 

@@ -34,9 +34,8 @@ def scatter_add_rows(out: Tensor, index: Tensor, x: Tensor) -> None:
 
 
 def dropout(
-    x: Tensor, ids: Tensor, out: Tensor, *, p: float, seed: int, step: int, layer: int,
-    positive: Tensor | None = None,
-) -> None:  # fmt: skip
+    x: Tensor, ids: Tensor, out: Tensor, *, p: float, seed: int, step: int, layer: int
+) -> None:
     """out = x / (1 - p) where column c of the row with id ids[i] is kept, else 0.
 
     The draw of (seed, step, layer, id, column) is a word of Philox4x32-10 (Salmon et al., SC 2011;
@@ -47,8 +46,6 @@ def dropout(
             0 .. 2⁴⁸ - 1.
         p: 0 copies, 1 gives zeros.
         seed: its low 64 bits are used; step: its low 32 bits; layer: of 0 .. 65535.
-        positive: int32 [D, `positive_words`(F)]: for whom it is to note where out is above 0, or
-            NaN, in bit c % 32 of word c / 32; for `dropout_grad`.
     """
     if x.dim() == 1 and out.shape == x.shape:
         x, out = x.unsqueeze(1), out.unsqueeze(1)
@@ -59,27 +56,5 @@ def dropout(
         raise ValueError(f"p must be between 0 and 1, got {p}")
     if not 0 <= layer < MAX_LAYER:
         raise ValueError(f"layer must be of 0 .. {MAX_LAYER - 1}, got {layer}")
-    if positive is not None:
-        _check_words(positive, x)
     signed = (seed + 2**63) % 2**64 - 2**63  # which is what ops take
-    _ops.dropout(x, ids, out, float(p), signed, step % 2**32, layer, positive)
-
-
-def dropout_grad(grad: Tensor, positive: Tensor, out: Tensor, *, p: float) -> None:
-    """out = grad / (1 - p) where `dropout` noted that its result is above 0, or NaN, else 0: the
-    gradient of dropout after ReLU. grad, out: [D, F], same dtype; out may be grad."""
-    check_rows("grad", grad)
-    check("out", out, grad.dtype, tuple(grad.shape), grad)
-    _check_words(positive, grad)
-    if not 0 <= p <= 1:
-        raise ValueError(f"p must be between 0 and 1, got {p}")
-    _ops.dropout_grad(grad, positive, out, 1 / (1 - p) if p < 1 else 0.0)
-
-
-def positive_words(num_columns: int) -> int:
-    """Of 32 bits each, for so many columns."""
-    return (num_columns + 31) // 32
-
-
-def _check_words(positive: Tensor, x: Tensor) -> None:
-    check("positive", positive, torch.int32, (x.shape[0], positive_words(x.shape[1])), x)
+    _ops.dropout(x, ids, out, float(p), signed, step % 2**32, layer)

@@ -148,7 +148,7 @@ def _moved(name: str, given: dict[str, Any], written: set[str], out: Any) -> int
         del reads["self"]
     if name.startswith(OWN) and not given.get("accumulate", False):
         reads = {k: v for k, v in reads.items() if k not in written}
-    return _bytes(reads) + _bytes([given.get(k) for k in written]) + _bytes(_new(given, out))
+    return _bytes(reads) + _bytes([given[k] for k in written]) + _bytes(_new(given, out))
 
 
 def _new(given: Any, out: Any) -> list[Tensor]:

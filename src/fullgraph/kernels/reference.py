@@ -102,12 +102,10 @@ def group_by(keys: Tensor, offsets: Tensor, order: Tensor) -> int:
 
 
 def dropout(
-    x: Tensor, ids: Tensor, out: Tensor, p: float, seed: int, step: int, layer: int,
-    positive: Tensor | None = None,
-) -> None:  # fmt: skip
+    x: Tensor, ids: Tensor, out: Tensor, p: float, seed: int, step: int, layer: int
+) -> None:
     """See `philox`. Key: the seed; counter: low 32 bits of the id; its next 16 bits with the layer
-    above them; column / 4; the step. The draw of column c is word c % 4. positive: int32
-    [D, F / 32], bit c % 32 of word c / 32 says whether out is above 0, or NaN."""
+    above them; column / 4; the step. The draw of column c is word c % 4."""
     columns = torch.arange(x.shape[1], device=x.device)
     row_id = ids.unsqueeze(1).expand(-1, (x.shape[1] + 3) // 4)
     block = torch.arange(row_id.shape[1], device=x.device).expand_as(row_id)
@@ -120,19 +118,6 @@ def dropout(
     wide = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
     scaled = x.to(wide) * (1 / (1 - p) if p < 1 else 0.0)
     out.copy_(torch.where(draws >= int(p * 2**32), scaled, 0))
-    if positive is not None:
-        bits = torch.zeros(*positive.shape, 32, dtype=torch.int64, device=x.device)
-        bits.flatten(1)[:, columns] = (~(out <= 0)).long()
-        numbers = (bits << torch.arange(32, device=x.device)).sum(2)
-        positive.copy_(torch.where(numbers < 2**31, numbers, numbers - 2**32))
-
-
-def dropout_grad(grad: Tensor, positive: Tensor, out: Tensor, scale: float) -> None:
-    """out = grad · scale where `dropout` set a bit of `positive`, else 0."""
-    columns = torch.arange(grad.shape[1], device=grad.device)
-    is_set = (positive[:, columns // 32] >> columns % 32 & 1).bool()
-    wide = torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype
-    out.copy_(torch.where(is_set, grad.to(wide) * scale, 0))
 
 
 def dense(x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:

@@ -231,10 +231,16 @@ def _made_again(graph: DistributedGraph, value: Tensor, x: Tensor, weight: Tenso
                 "rows or weights of an attention layer were modified in place before the backward "
                 "pass that needs them"
             )
-        with torch.no_grad():
+        with torch.no_grad(), _no_autocast(x):
             return linear(x.to(dtype), weight.to(dtype)).view(kept)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _no_autocast(x: Tensor) -> Any:
+    device = x.device.type
+    available = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if available else contextlib.nullcontext()
 
 
 def _weight(layer: Any, edge_attr: Tensor | None) -> Tensor:

@@ -9,7 +9,6 @@ row-wise, passes through.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +23,7 @@ from fullgraph.comm.seeds import SeedGraphs
 from fullgraph.nn.edge_index import EdgeIndex, NodeIndex
 from fullgraph.ops import pointwise
 from fullgraph.ops.batch_norm import batch_norm
-from fullgraph.ops.dropout import DropoutKey, dropout, dropout_of_relu
+from fullgraph.ops.dropout import DropoutKey, dropout
 from fullgraph.ops.edge_list import list_of_size
 from fullgraph.ops.reduce import extremum_over_ranks
 
@@ -218,8 +217,6 @@ class RowFunctions(TorchFunctionMode):
         self.graph = _any_relation(graph)
         self.sets = row_sets(graph)
         self.num_dropouts = self.num_layers = 0
-        # If torch's last function was a ReLU: its result, and of what.
-        self._rectified: tuple[weakref.ref[Tensor], Tensor] | None = None
         self._typed = len(self.sets) > 1 and not isinstance(graph, SeedGraphs)
 
     def next_key(self) -> DropoutKey:
@@ -294,12 +291,11 @@ class RowFunctions(TorchFunctionMode):
             return self.next_layer()
         if func is with_rows:
             return args[0](self)
-        rectified, self._rectified = self._rectified, None
         if func is F.dropout:
-            return self._dropout(rectified, *args, **kwargs)
+            return self._dropout(*args, **kwargs)
         if func is torch.dropout:
-            return self._dropout(rectified, *args, **{"training" if k == "train" else k: v
-                                                      for k, v in kwargs.items()})  # fmt: skip
+            return self._dropout(*args, **{"training" if k == "train" else k: v
+                                           for k, v in kwargs.items()})  # fmt: skip
         if func is drop_edges:
             return self._drop_edges(*args)
         if (
@@ -308,9 +304,7 @@ class RowFunctions(TorchFunctionMode):
             and not kwargs.get("inplace")
             and pointwise.suits(args[0])
         ):
-            out = pointwise.relu(args[0])
-            self._rectified = weakref.ref(out), args[0]
-            return out
+            return pointwise.relu(args[0])
         if func is F.batch_norm:
             return self._batch_norm(*args, **kwargs)
         if func is F.layer_norm and self._has_node_rows(args[0]):
@@ -325,9 +319,8 @@ class RowFunctions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _dropout(
-        self, rectified: tuple[weakref.ref[Tensor], Tensor] | None,
-        input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
         if not training or p == 0:
             return input
         rows = self.rows_of(input)
@@ -336,8 +329,6 @@ class RowFunctions(TorchFunctionMode):
             rows = None if edges is None else RowSet(edges.edge_id, 0)
         if rows is None:
             raise self._not_rows(input, "dropout")
-        if rectified is not None and rectified[0]() is input and not inplace:
-            return dropout_of_relu(rectified[1], input, rows.ids, p, self.next_key())
         out = dropout(input, rows.ids, p, self.next_key())
         return input.copy_(out) if inplace else out
 

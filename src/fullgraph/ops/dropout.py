@@ -39,28 +39,6 @@ class _Dropout(torch.autograd.Function):
         return _masked(grad, ctx.ids, ctx.p, ctx.key), None, None, None
 
 
-class _OfRelu(torch.autograd.Function):
-    """y = m · max(x, 0) / (1 - p), of which max(x, 0) is there; m as above. Backward: dx =
-    dy / (1 - p) where y > 0, so that no mask is made again. Saved: that, a bit an element."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, rectified: Tensor, ids: Tensor, p: float, key: DropoutKey
-    ) -> Tensor:
-        ctx.p, ctx.positive = p, None
-        if ctx.needs_input_grad[0]:
-            n, words = rectified.shape[0], kernels.positive_words(rectified.shape[1])
-            ctx.positive = kernels.new_empty(rectified, n, words, dtype=torch.int32)
-        return _masked(rectified, ids, p, key, ctx.positive)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        dx = kernels.new_empty(grad, *grad.shape)
-        kernels.dropout_grad(grad.contiguous(), ctx.positive, dx, p=ctx.p)
-        return dx, None, None, None, None
-
-
 def dropout(x: Tensor, ids: Tensor, p: float, key: DropoutKey) -> Tensor:
     """Zero each element with probability p and scale the rest by 1 / (1 - p).
 
@@ -69,35 +47,16 @@ def dropout(x: Tensor, ids: Tensor, p: float, key: DropoutKey) -> Tensor:
         ids: int64 [n], of 0 .. 2**48 - 1: the global id of the node or edge of each row. Rows with
             the same id get the same mask.
     """
-    _check(x, ids, p)
-    return x if p == 0 else _Dropout.apply(x, ids, float(p), key)
-
-
-def dropout_of_relu(x: Tensor, rectified: Tensor, ids: Tensor, p: float, key: DropoutKey) -> Tensor:
-    """`dropout` of `rectified` [n, F], which is `pointwise.relu(x)`, as a function of x: a bit an
-    element is kept for the gradient, and no mask is made again."""
-    _check(x, ids, p)
-    if p == 0:
-        return rectified
-    out: Tensor = _OfRelu.apply(x, rectified.detach(), ids, float(p), key)
-    return out
-
-
-def _check(x: Tensor, ids: Tensor, p: float) -> None:
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability must be between 0 and 1, got {p}")
     if x.shape[0] != ids.shape[0]:
         raise ValueError(f"dropout of {x.shape[0]} rows was given {ids.shape[0]} ids")
+    return x if p == 0 else _Dropout.apply(x, ids, float(p), key)
 
 
-def _masked(
-    x: Tensor, ids: Tensor, p: float, key: DropoutKey, positive: Tensor | None = None
-) -> Tensor:
+def _masked(x: Tensor, ids: Tensor, p: float, key: DropoutKey) -> Tensor:
     out = kernels.new_empty(x, *x.shape)  # itself, not a view of it, which nobody may write to
     if out.numel():
         rows, masked = (tensor.view(len(x), -1) for tensor in (x.contiguous(), out))
-        kernels.dropout(
-            rows, ids, masked, p=p, seed=key.seed, step=key.step, layer=key.layer,
-            positive=positive,
-        )  # fmt: skip
+        kernels.dropout(rows, ids, masked, p=p, seed=key.seed, step=key.step, layer=key.layer)
     return out

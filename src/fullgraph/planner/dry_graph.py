@@ -77,18 +77,14 @@ def _plan(rank: int, counts: tuple[tuple[int, ...], ...], owned: int = 0) -> Exc
 
 @dataclass(frozen=True)
 class _DryPlan(ExchangePlan):
-    """``owned``: n. Where it is known, what one of two ranks needs is taken for a run of rows, as
-    partitioning orders them, and so is what is all rows."""
+    """``owned``: n, where it is known. That rows are a run can only be told of all of them."""
 
     owned: int
 
     @property
     def runs(self) -> tuple[slice | None, ...]:
-        def run(num_rows: int) -> slice | None:
-            is_run = num_rows == self.owned or (self.owned > 0 and self.size == 2)
-            return slice(0, num_rows) if num_rows and is_run else None
-
-        return tuple(run(rows.numel()) for rows in self.send_rows)
+        counts = [rows.numel() for rows in self.send_rows]
+        return tuple(slice(0, n) if 0 < n == self.owned else None for n in counts)
 
 
 def _block(

@@ -83,28 +83,11 @@ inline void draws_of(uint32_t* draws, int64_t id, int64_t block, const DropoutKe
     for (int k = 0; k < 4; ++k) draws[k] = all[k];
 }
 
-// Words of 32 bits, one for each column.
-constexpr int kBits = 32;
-inline int64_t words_of(int64_t num_cols) { return (num_cols + kBits - 1) / kBits; }
-
-// Bit f % 32 of word f / 32: whether x[f] is above 0, or NaN.
-template <typename X, typename Width>
-inline void note_positive(const X* x, uint32_t* words, Width width) {
-    for (int64_t first = 0; first < width; first += kBits) {
-        uint32_t word = 0;
-        const int64_t count = smaller(kBits, width - first);
-#pragma omp simd reduction(| : word)
-        for (int64_t k = 0; k < count; ++k) word |= uint32_t(!(widen(x[first + k]) <= 0)) << k;
-        *words++ = word;
-    }
-}
-
 // out = x * scale where the draw is at least threshold (0 .. 2^32), else 0. out may be x.
-// positive: where out is above 0, see note_positive, each row from a word on; null: not asked for.
 // Narrow rows share a set of counters; wide ones take several.
 template <typename X>
-void dropout(const X* x, const int64_t* ids, X* out, uint32_t* positive, int64_t num_rows,
-             int64_t num_cols, uint64_t threshold, double scale, DropoutKey key) {
+void dropout(const X* x, const int64_t* ids, X* out, int64_t num_rows, int64_t num_cols,
+             uint64_t threshold, double scale, DropoutKey key) {
     using T = decltype(widen(X{}));
     const T factor = static_cast<T>(scale);
     const bool keeps_any = threshold <= 0xffffffffu;
@@ -117,7 +100,6 @@ void dropout(const X* x, const int64_t* ids, X* out, uint32_t* positive, int64_t
         }
     };
     constexpr int kDraws = 4 * kLanes;
-    static_assert(kDraws % kBits == 0);
     const int64_t num_blocks = (num_cols + 3) / 4;
     const int64_t rows_at_once = larger(1, kLanes / larger(1, num_blocks));
     const int64_t num_groups = (num_rows + rows_at_once - 1) / rows_at_once;
@@ -143,45 +125,11 @@ void dropout(const X* x, const int64_t* ids, X* out, uint32_t* positive, int64_t
                 const uint32_t* draw = draws + (i - first_row) * 4 * blocks;
                 const int64_t at = i * num_cols + 4 * block;
                 prefetch_row(x, 0, 0, at + kSetsAhead * kDraws, width);
-                const auto finish = [&](auto width) {
-                    mask(x + at, draw, out + at, width);
-                    if (!positive) return;
-                    const int64_t word = i * words_of(num_cols) + 4 * block / kBits;
-                    note_positive(out + at, positive + word, width);
-                };
                 if (width == kDraws) {
-                    finish(std::integral_constant<int64_t, kDraws>());
+                    mask(x + at, draw, out + at, std::integral_constant<int64_t, kDraws>());
                 } else {
-                    finish(width);
+                    mask(x + at, draw, out + at, width);
                 }
-            }
-        }
-    });
-}
-
-// out = grad * scale where a bit of `positive` is set, else 0. out may be grad.
-template <typename X>
-void dropout_grad(const X* grad, const uint32_t* positive, X* out, int64_t num_rows,
-                  int64_t num_cols, double scale) {
-    using T = decltype(widen(X{}));
-    const T factor = static_cast<T>(scale);
-    for_each_row(num_rows, num_rows * num_cols, [&](int64_t i) {
-        const uint32_t* words = positive + i * words_of(num_cols);
-        for (int64_t first = 0; first < num_cols; first += kBits) {
-            const uint32_t word = *words++;
-            const X* from = grad + i * num_cols + first;
-            X* to = out + i * num_cols + first;
-            const auto mask = [=](auto width) {
-#pragma omp simd
-                for (int64_t k = 0; k < width; ++k) {
-                    const T scaled = widen(from[k]) * factor;  // of every element: no branch
-                    to[k] = narrow<X>(word & (uint32_t(1) << k) ? scaled : T(0));
-                }
-            };
-            if (num_cols - first >= kBits) {
-                mask(std::integral_constant<int64_t, kBits>());
-            } else {
-                mask(num_cols - first);
             }
         }
     });

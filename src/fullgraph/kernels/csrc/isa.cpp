@@ -30,7 +30,7 @@ AttentionKernels<X, T> attention_kernels() {
 
 template <typename X>
 RowKernels<X> row_kernels() {
-    return {&scatter_add_rows<X>, &dropout<X>, &dropout_grad<X>};
+    return {&scatter_add_rows<X>, &dropout<X>};
 }
 
 Table table() {

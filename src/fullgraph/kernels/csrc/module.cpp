@@ -421,24 +421,14 @@ void bind_row_kernels(nb::module_& m) {
         "out"_a.noconvert(), "index"_a.noconvert(), "x"_a.noconvert());
     m.def(
         "dropout",
-        [](Matrix<const X> x, Vector<const int64_t> ids, Matrix<X> out,
-           Maybe<Matrix<uint32_t>> positive, uint64_t threshold, double scale, uint64_t seed,
-           uint32_t step, uint32_t layer) {
+        [](Matrix<const X> x, Vector<const int64_t> ids, Matrix<X> out, uint64_t threshold,
+           double scale, uint64_t seed, uint32_t step, uint32_t layer) {
             nb::gil_scoped_release release;
-            kernels.rows<X>().dropout(x.data(), ids.data(), out.data(),
-                                      positive ? positive->data() : nullptr, int64_t(ids.size()),
+            kernels.rows<X>().dropout(x.data(), ids.data(), out.data(), int64_t(ids.size()),
                                       int64_t(x.shape(1)), threshold, scale, {seed, step, layer});
         },
-        "x"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert(),
-        "positive"_a.noconvert().none(), "threshold"_a, "scale"_a, "seed"_a, "step"_a, "layer"_a);
-    m.def(
-        "dropout_grad",
-        [](Matrix<const X> grad, Matrix<const uint32_t> positive, Matrix<X> out, double scale) {
-            nb::gil_scoped_release release;
-            kernels.rows<X>().dropout_grad(grad.data(), positive.data(), out.data(),
-                                           int64_t(grad.shape(0)), int64_t(grad.shape(1)), scale);
-        },
-        "grad"_a.noconvert(), "positive"_a.noconvert(), "out"_a.noconvert(), "scale"_a);
+        "x"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert(), "threshold"_a, "scale"_a,
+        "seed"_a, "step"_a, "layer"_a);
 }
 
 template <typename K>

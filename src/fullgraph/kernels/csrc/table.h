@@ -26,9 +26,7 @@ struct EdgeKernels {
 template <typename X>
 struct RowKernels {
     void (*scatter_add_rows)(X*, const int32_t*, const X*, int64_t, int64_t);
-    void (*dropout)(const X*, const int64_t*, X*, uint32_t*, int64_t, int64_t, uint64_t, double,
-                    DropoutKey);
-    void (*dropout_grad)(const X*, const uint32_t*, X*, int64_t, int64_t, double);
+    void (*dropout)(const X*, const int64_t*, X*, int64_t, int64_t, uint64_t, double, DropoutKey);
 };
 
 template <typename T>
