@@ -217,10 +217,22 @@ def epochs(group: Any, task: dict[str, Any], path: str, count: int) -> tuple[lis
 
 def links(group: Any, task: dict[str, Any]) -> dict[str, float]:
     """What each of a ring of workers gets, all at once: bytes a second of messages whose rows are
-    in no cache, and the seconds of a small one."""
+    in no cache, and the seconds of a small one, with what an exchange does for each."""
     import torch
 
+    import fullgraph
+
     clock, messages = CLOCKS[task["clock"]], torch.ones(2, 64, 1 << 20, dtype=torch.uint8)
+    graph = fullgraph.load(WARM_UP, group=group)
+    rows = torch.randn(graph.num_owned, 8, requires_grad=True)
+
+    def small() -> float:
+        """Of a message of a sum or its gradient: each sends one to every other worker."""
+        group.all_reduce(torch.zeros(1), "the start")
+        start = clock()
+        for _ in range(20):
+            fullgraph.aggregate(graph, rows).sum().backward()
+        return (clock() - start) / 20 / 2 / (group.size - 1)
 
     def seconds(size: int) -> float:
         """Of a message, one after the other."""
@@ -233,9 +245,10 @@ def links(group: Any, task: dict[str, Any]) -> dict[str, float]:
                 group.wait(work, "a message")
         return (clock() - start) / messages.shape[1]
 
-    small = statistics.median(seconds(8) for _ in range(3))
+    least = statistics.median(seconds(8) for _ in range(3))
     large = statistics.median(seconds(1 << 20) for _ in range(3))
-    return {"latency": small, "bandwidth": (1 << 20) / max(large - small, 1e-6)}
+    latency = statistics.median(small() for _ in range(3))
+    return {"latency": latency, "bandwidth": (1 << 20) / max(large - least, 1e-6)}
 
 
 # ---- Showing ------------------------------------------------------------------------------------

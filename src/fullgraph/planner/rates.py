@@ -29,7 +29,7 @@ SUMS, ATTENTION, ATTENTION_GRAD = "sums", "attention", "attention_grad"
 DROPPED, DROPPED_GRAD = "attention_with_dropout", "attention_grad_with_dropout"
 WIDE = 128  # columns, of what a machine is described by
 MANY = 1 << 18  # rows, which are in no cache
-CALLS = 500  # of what is small
+CALLS, STEPS = 500, 10  # of what is small
 FRESH = 4  # tensors at a time, as a layer needs some
 
 
@@ -70,7 +70,8 @@ class Rates:
         stream: bytes a second, read and written, of what goes through rows one by one.
         fresh: bytes a second of memory that the system gives for a large tensor and clears.
         dropout: bytes a second of a mask.
-        call: seconds that a kernel of ours takes, however small, and ``step`` any other operation.
+        call: seconds that a kernel of ours takes, however small, and ``step`` any other operation,
+            with the Python around it.
         slowed: how many times what `edge` says edges take.
     """
 
@@ -142,7 +143,7 @@ class Stopwatch:
 
     threads: int = field(default_factory=torch.get_num_threads)
     others: int = 0
-    num_rows: int = 1 << 16
+    num_rows: int = 1 << 18
     num_edges: int = 1 << 19
     repeat: int = 3
     clock: Clock = time.perf_counter
@@ -172,7 +173,10 @@ def measure(stopwatch: Stopwatch | None = None) -> Rates:
     """Run the kernels of a worker on this machine. Those over edges are run when their rate is
     first asked for, with the columns and heads of the model and blocks of such a size, which takes
     some tenths of a second each."""
+    from fullgraph.planner.overhead import tiny_step
+
     watch = Stopwatch() if stopwatch is None else stopwatch
+    training, operations = tiny_step()
     rows, weight = torch.randn(watch.num_rows, WIDE), torch.randn(WIDE, WIDE)
     ids, out, small = torch.arange(watch.num_rows), torch.empty_like(rows), torch.randn(8, 8)
     few = small.clone()
@@ -188,8 +192,9 @@ def measure(stopwatch: Stopwatch | None = None) -> Rates:
         lambda: [torch.empty_like(rows).zero_() for _ in range(FRESH)],
         lambda: kernels.dropout(rows, ids, out, p=0.5, seed=0, step=0, layer=0),
         kernel_calls,
-        lambda: [small + small for _ in range(CALLS)],
+        lambda: [training() for _ in range(STEPS)],
     )
+    step = steps / STEPS / operations
     fresh = max(fresh / FRESH - fill, fresh / FRESH / 100)
 
     @cache
@@ -203,8 +208,8 @@ def measure(stopwatch: Stopwatch | None = None) -> Rates:
 
     return Rates(
         flops=2 * rows.numel() * WIDE / product, edge=edge, stream=2 * rows.nbytes / stream,
-        fresh=rows.nbytes / fresh, dropout=rows.nbytes / dropped, call=calls / CALLS,
-        step=steps / CALLS,
+        fresh=rows.nbytes / fresh, dropout=rows.nbytes / dropped,
+        call=max(calls / CALLS, step), step=step,
     )  # fmt: skip
 
 
