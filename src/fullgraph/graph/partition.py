@@ -82,10 +82,10 @@ class PartitionedInMemory:
         self._node_offsets, self._nodes = group_by(owner, num_parts)
         edge_part = self._place_edges()
         if cluster is not None:
-            keys = [cluster.numpy()]
+            keys = [cluster.numpy(), owner]  # the last is sorted by first
             if num_parts == 2:
-                keys += [outer(graph, self.assignment, torch.from_numpy(edge_part)).numpy()]
-            self._nodes = np.lexsort((*keys, owner))
+                keys.insert(1, outer(graph, self.assignment, torch.from_numpy(edge_part)).numpy())
+            self._nodes = np.lexsort(keys)
         self._edge_offsets, self._edges = group_by(edge_part, num_parts)
         row = np.empty(graph.num_nodes, dtype=np.int32)
         row[self._nodes] = np.arange(graph.num_nodes) - np.repeat(
@@ -105,6 +105,7 @@ class PartitionedInMemory:
     def _describe(self) -> GraphMeta:
         graph, owner = self.graph, self.assignment.numpy()
         per_part = np.bincount(owner[labelled(graph).numpy()], minlength=self.num_parts)
+        order = None if self.cluster is None else torch.from_numpy(self._nodes)
         return GraphMeta(
             name=graph.name,
             num_nodes=graph.num_nodes,
@@ -116,7 +117,7 @@ class PartitionedInMemory:
             part_edges=tuple(np.diff(self._edge_offsets).tolist()),
             part_labelled=tuple(per_part.tolist()),
             fields=fields_of(graph),
-            fingerprint=fingerprint(graph, self.assignment, self.num_parts, self.cluster),
+            fingerprint=fingerprint(graph, self.assignment, self.num_parts, order),
             num_relations=graph.num_relations,
         )
 

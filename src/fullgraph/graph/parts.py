@@ -233,10 +233,10 @@ def labelled(graph: WholeGraph | Nodes) -> Tensor:
 
 
 def fingerprint(
-    graph: WholeGraph, part: Tensor, num_parts: int, cluster: Tensor | None = None
+    graph: WholeGraph, part: Tensor, num_parts: int, order: Tensor | None = None
 ) -> str:
-    """sha256 in hex over every array of the graph, the part [N] of each node, and the cluster [N]
-    by which nodes of a part come, if any (and which of them come last, where there are two)."""
+    """sha256 in hex over every array of the graph, the part [N] of each node, and the nodes [N] in
+    the order of parts and rows, where those of a part do not come by id."""
     digest = hashlib.sha256()
     arrays = [("edge_index", graph.edge_index), *node_arrays(graph), *edge_arrays(graph)]
     header: tuple[int, ...] = (graph.num_nodes, graph.num_classes, num_parts)
@@ -244,9 +244,8 @@ def fingerprint(
         header = (*header, graph.num_relations)
     digest.update(repr(header).encode())
     _add_arrays(digest, [*arrays, ("part", part)])
-    if cluster is not None:
-        order = "cluster, outer last" if num_parts == 2 else "cluster"
-        _add_arrays(digest, [(order, cluster)])
+    if order is not None:
+        _add_arrays(digest, [("order", order)])
     return digest.hexdigest()
 
 
